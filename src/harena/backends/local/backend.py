@@ -1,0 +1,324 @@
+"""Starts boxes with the native launcher and speaks with their init and zygote; where no compiler could build it,
+bubblewrap starts them, and guest.py is init and zygote in Python. Decides nothing about what a box may see (plan.py) or
+do (seccomp.py); holds what must be let go of when a box ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import itertools
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+from harena.backends.local import bubblewrap, cgroups, plan, registry, seccomp
+from harena.errors import BoxLost, IsolationUnavailable, StartTimeout, WireError
+from harena.sandbox import guest, wire
+from harena.sandbox.backend import Capabilities
+from harena.sandbox.channel import Channel
+from harena.sandbox.spec import Spec
+
+NATIVE = Path(__file__).parent / "native"
+LAUNCHER = NATIVE / "harena-box"
+LIBRARY = NATIVE / "zygote.so"
+FORK_FLAGS = 0x78020000 | 0x8000 | 0x4000 | 0x100 | 17
+"""clone() flags of a box's fork: user, pid, mount, net and ipc namespaces, PARENT, VFORK, VM, SIGCHLD (harena.h)."""
+FIRST_GUEST_UID = 0x70000000
+"""Where root is the host, each box is a user of its own from here up: never root, never anybody else."""
+
+
+class LocalBackend:
+    def __init__(self) -> None:
+        self._bwrap = choose_launcher()
+        registry.sweep()
+
+    def capabilities(self) -> Capabilities:
+        place = cgroups.find()
+        return Capabilities(
+            launcher="native" if self._bwrap is None else bubblewrap.describe(self._bwrap),
+            memory=place.describe() if place.version else "watched, and RLIMIT_DATA for Python programs",
+            processes=place.describe() if place.version else "RLIMIT_NPROC in a user namespace for each execution",
+            landlock=landlock_abi(),
+        )
+
+    def create(self, spec: Spec, *, start_s: float) -> LocalBox:
+        return LocalBox(spec, start_s=start_s, bwrap=self._bwrap)
+
+
+def choose_launcher() -> Path | None:
+    """None for the native launcher, which is the default; else the bwrap to use instead."""
+    wanted = os.environ.get("HARENA_LAUNCHER") or ("native" if LAUNCHER.exists() else "bubblewrap")
+    compiler = "install a C compiler and run `make native` or reinstall harena"
+    if wanted not in {"native", "bubblewrap"}:
+        raise IsolationUnavailable(f"HARENA_LAUNCHER={wanted}", fix="make it native or bubblewrap, or unset it")
+    if wanted == "native":
+        if not LAUNCHER.exists():
+            raise IsolationUnavailable("the native launcher was not built", fix=compiler)
+        return None
+    bwrap = bubblewrap.find()
+    if bwrap is None:
+        native = "" if LAUNCHER.exists() else "the native launcher was not built, and "
+        raise IsolationUnavailable(
+            f"{native}bubblewrap is not installed", fix=f"{compiler}; or `pip install 'harena[bwrap]'`"
+        )
+    return bwrap
+
+
+class LocalBox:
+    def __init__(self, spec: Spec, *, start_s: float, bwrap: Path | None = None) -> None:
+        self.id = secrets.token_hex(6)
+        self.spec = spec
+        self._start_s = start_s
+        self._bwrap = bwrap
+        self._lock = threading.RLock()
+        self._zygote: Channel | None = None
+        self._closed = False
+        words, python = plan.plan(spec, agent=agent_file(spec), native=None if bwrap else NATIVE)
+        self.executable = python.executable
+        self.env = plan.environment(spec, python)
+        uid = FIRST_GUEST_UID + secrets.randbelow(1 << 27) if os.geteuid() == 0 else os.geteuid()
+        if os.geteuid() == 0:
+            words += ["uid", str(uid)]
+        self._place = cgroups.find()
+        self._cgroups = cgroups.make(self._place, self.id, uid)
+        for folder in self._cgroups:
+            words += ["cgroup", str(folder)]
+            if self._place.version == 2:
+                words += ["join", str(folder / "init" / "cgroup.procs")]
+        words += ["record", str(registry.record(self.id))]
+        self._keeper = -1
+        launch: bubblewrap.Launch | None = None
+        ours, theirs = socket.socketpair()
+        try:
+            if bwrap is not None:
+                launch = bubblewrap.Launch(bwrap, words, self.executable, theirs)
+            self._keeper = _launch(words, theirs) if launch is None else launch.pid
+        except BaseException:
+            ours.close()
+            self._clean_up()
+            raise
+        finally:
+            theirs.close()
+        try:
+            _await_hello(ours, start_s, launch)
+            self.init = Channel(ours, f"box {self.id}", takes_fds=True)
+            self._configure(self.init)
+        except BaseException:
+            ours.close()
+            self._reap()
+            self._clean_up()
+            raise
+        finally:
+            if launch is not None:
+                launch.close()
+
+    @property
+    def python(self) -> Channel:
+        with self._lock:
+            if self._zygote is None:
+                self._zygote = self._start_zygote()
+            return self._zygote
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._zygote is not None:
+                self._zygote.close()
+            self.init.close()
+            self._reap()
+
+    def _start_zygote(self) -> Channel:
+        if self._bwrap is not None:
+            self._start_template()
+            return self.init
+        ours, theirs = socket.socketpair()
+        argv = [
+            self.executable,
+            "-I",
+            "-B",
+            "-X",
+            "utf8",
+            f"{plan.AGENT}/guest.py",
+            f"{plan.AGENT}/zygote.so",
+            _next_cpu(),
+        ]
+        if self.spec.packages:
+            argv.append(f"+{plan.SITE}")
+        argv += self.spec.preload
+        spawn = wire.Spawn(
+            kind=wire.Kind.TRUSTED,
+            flags=wire.Flag(0),
+            argv=tuple(map(os.fsencode, argv)),
+            env=tuple(os.fsencode(f"{name}={value}") for name, value in self.env.items()),
+        )
+        id = self.init.post(wire.Op.SPAWN, spawn.encode(), (theirs.fileno(),))
+        theirs.close()
+        channel = Channel(ours, f"zygote of box {self.id}")
+        try:
+            self._configure(channel)
+        except BoxLost:
+            done = self.init.wait(id, 5)
+            channel.close()
+            raise self._no_python(done) from None
+        return channel
+
+    def _start_template(self) -> None:
+        """Where guest.py serves, one channel does for all: its loop forks programs from a warm Python beside it."""
+        argv = [self.executable, "-I", "-B", "-X", "utf8", f"{plan.AGENT}/guest.py", "--template"]
+        argv += [*([f"+{plan.SITE}"] if self.spec.packages else []), *self.spec.preload]
+        spawn = wire.Spawn(
+            kind=wire.Kind.TRUSTED,
+            flags=wire.Flag.NOTIFY,
+            argv=tuple(map(os.fsencode, argv)),
+            env=tuple(os.fsencode(f"{name}={value}") for name, value in self.env.items()),
+        )
+        answer = self.init.request(wire.Op.SPAWN, spawn.encode(), timeout_s=self._start_s)
+        if answer.op != wire.Op.STARTED:
+            raise self._no_python(answer)
+
+    def _no_python(self, answer: wire.Frame) -> IsolationUnavailable:
+        return IsolationUnavailable(
+            f"the box's Python did not start ({self.executable}, preload {list(self.spec.preload)}): {_why(answer)}",
+            fix="check that this interpreter runs in the box: `harena run -c 'print(1)'`",
+        )
+
+    def _configure(self, channel: Channel) -> None:
+        paths = b"".join(os.fsencode(path) + b"\0" for path in plan.writable_paths(self.spec))
+        body = _filters(forks=self._bwrap is None) + bytes([self._place.version]) + paths + b"\0"
+        with contextlib.ExitStack() as stack:
+            fds: list[int] = []
+            for folder in self._cgroups:
+                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, fd)
+                fds.append(fd)
+            answer = channel.request(wire.Op.CONFIG, body, tuple(fds), timeout_s=self._start_s)
+        if answer.op != wire.Op.PONG:
+            raise IsolationUnavailable(f"box {self.id} refused its configuration: {wire.parse_error(answer.body)[1]}")
+
+    def _reap(self) -> None:
+        """Waits for the keeper, which ends when all of the box has and its traces on the host are removed."""
+        if self._keeper > 0:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._keeper, 0)
+            self._keeper = -1
+
+    def _clean_up(self) -> None:
+        cgroups.remove(self._place, self.id)
+        (registry.folder() / self.id).unlink(missing_ok=True)
+
+
+def _launch(words: list[str], theirs: socket.socket) -> int:
+    plan_fd = os.memfd_create("plan")
+    try:
+        os.write(plan_fd, b"".join(os.fsencode(word) + b"\0" for word in words))
+        os.lseek(plan_fd, 0, os.SEEK_SET)
+        # Out of the way of the numbers they will have in the launcher.
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (plan_fd, theirs.fileno())]
+        try:
+            null = os.open(os.devnull, os.O_RDWR)
+            actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
+            actions += [(os.POSIX_SPAWN_DUP2, fd, 3 + i) for i, fd in enumerate(high)]
+            try:
+                return os.posix_spawn(LAUNCHER, ["harena-box", "3", "4"], {}, file_actions=actions)
+            finally:
+                os.close(null)
+        finally:
+            for fd in high:
+                os.close(fd)
+    finally:
+        os.close(plan_fd)
+
+
+def _await_hello(sock: socket.socket, start_s: float, launch: bubblewrap.Launch | None) -> None:
+    """The launcher's first word: the box stands, or the step that this host does not allow."""
+    reader = wire.Reader()
+    deadline = time.monotonic() + start_s
+    while True:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            data = sock.recv(4096)
+        except TimeoutError:
+            raise StartTimeout(f"the box was not ready within start_s={start_s:g}") from None
+        if not data:
+            complaint = "it ended without a word" if launch is None else launch.complaint()
+            raise IsolationUnavailable(f"the launcher could not make the box: {complaint}", fix=_fix(complaint))
+        for frame in reader.feed(data):
+            if frame.op == wire.Op.ERROR:
+                raise refused(*wire.parse_error(frame.body))
+            if frame.op == wire.Op.PONG:
+                return
+            raise WireError("the launcher said something else than hello")
+
+
+def refused(number: int, step: str) -> IsolationUnavailable:
+    return IsolationUnavailable(f"this host does not let a box {step}: {os.strerror(number)}", fix=_fix(step))
+
+
+def _fix(step: str) -> str:
+    if "namespace" in step or "uid map" in step:
+        return (
+            "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1 (Debian), "
+            "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), user.max_user_namespaces>0; "
+            "in a container, run it with a seccomp profile that allows them"
+        )
+    if "proc" in step:
+        return "a masked /proc forbids a fresh one: in a container use systempaths=unconfined (procMount: Unmasked)"
+    return "run `harena doctor` for what this host can enforce"
+
+
+def _why(frame: wire.Frame) -> str:
+    if frame.op == wire.Op.DONE:
+        done = wire.parse_done(frame.body)
+        if done.exec_errno:
+            return os.strerror(done.exec_errno)
+        return f"it ended with status {done.wstatus}"
+    return "it ended"
+
+
+def agent_file(spec: Spec) -> Path:
+    """guest.py, compiled where the box has the Python that compiled it for us: parsing it takes longer than the rest of
+    a zygote's start. Python knows compiled files by their first bytes, whatever their name."""
+    source = Path(guest.__file__)
+    compiled = Path(guest.__cached__ or source)
+    if spec.python is not None or spec.rootfs is not None or not compiled.is_file():
+        return source
+    info = source.stat()
+    with compiled.open("rb") as file:
+        _, flags, mtime, size = struct.unpack("<4sIII", file.read(16))
+    fresh = flags == 0 and mtime == int(info.st_mtime) & 0xFFFFFFFF and size == info.st_size & 0xFFFFFFFF
+    return compiled if fresh else source
+
+
+_turns = itertools.count()
+
+
+def _next_cpu() -> str:
+    """Zygotes take turns on the processors this process may use."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return str(cpus[next(_turns) % len(cpus)])
+
+
+@functools.cache
+def _filters(*, forks: bool) -> bytes:
+    session = seccomp.assemble(seccomp.Profile.SESSION)
+    programs = (
+        session,
+        seccomp.assemble(seccomp.Profile.PROGRAM),
+        seccomp.assemble(seccomp.Profile.INTERPRETER, fork_flags=FORK_FLAGS) if forks else session,
+        b"",
+    )
+    return b"".join(wire.U32.pack(len(code)) + code for code in programs)
+
+
+def landlock_abi() -> int:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    return max(0, libc.syscall(444, None, 0, 1))

@@ -1,0 +1,113 @@
+"""Finds the cgroups this process may write, and makes a place in them for each box.
+
+Where none can be written (an ordinary user without a delegated subtree), boxes do without: native/watch.c and rlimits
+give the same verdicts. Boxes get a folder of their own and make one below it for each execution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+PREFIX = "harena-"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    version: int
+    """0: none, 1: separate memory and pids hierarchies, 2: the unified one."""
+    parents: tuple[Path, ...] = ()
+
+    def describe(self) -> str:
+        return {0: "none writable", 1: "cgroup v1 memory and pids", 2: "cgroup v2"}[self.version]
+
+
+@functools.cache
+def find() -> Place:
+    if os.environ.get("HARENA_CGROUPS") == "off":
+        return Place(0)
+    own = _own_groups()
+    unified = _v2(own.get("", "/"))
+    if unified is not None:
+        return Place(2, (unified,))
+    parents = tuple(ROOT / name / own[name].lstrip("/") for name in ("memory", "pids") if name in own)
+    if len(parents) == 2 and all(_can_make(parent) for parent in parents):
+        return Place(1, parents)
+    return Place(0)
+
+
+def make(place: Place, box: str, uid: int) -> list[Path]:
+    """The box's folders, owned by the guest's user so that the box can make its own below."""
+    folders: list[Path] = []
+    for parent in place.parents:
+        folder = parent / f"{PREFIX}{box}"
+        folder.mkdir()
+        folders.append(folder)
+        if place.version == 2:
+            (folder / "cgroup.subtree_control").write_text("+memory +pids")
+            (folder / "init").mkdir()
+        if os.geteuid() == 0:
+            os.chown(folder, uid, uid)
+            if place.version == 2:
+                for name in ("cgroup.procs", "cgroup.subtree_control"):
+                    os.chown(folder / name, uid, uid)
+    return folders
+
+
+def remove(place: Place, box: str) -> None:
+    """Removes a dead box's folders; a keeper that is still at work may be faster."""
+    for parent in place.parents:
+        folder = parent / f"{PREFIX}{box}"
+        for path in (*folder.glob("*/"), folder):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _own_groups() -> dict[str, str]:
+    groups: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(","):
+            groups[name] = path
+    return groups
+
+
+def _v2(path: str) -> Path | None:
+    """A folder of the unified hierarchy where memory and pids can be given to children, if this process owns one."""
+    if not (ROOT / "cgroup.controllers").exists():
+        return None
+    own = ROOT / path.lstrip("/")
+    for folder in (own, own.parent):
+        try:
+            controllers = (folder / "cgroup.controllers").read_text().split()
+            enabled = (folder / "cgroup.subtree_control").read_text().split()
+        except OSError:
+            continue
+        if {"memory", "pids"} <= set(enabled) and _can_make(folder):
+            return folder
+        if {"memory", "pids"} <= set(controllers) and _enable(folder) and _can_make(folder):
+            return folder
+    return None
+
+
+def _enable(folder: Path) -> bool:
+    try:
+        (folder / "cgroup.subtree_control").write_text("+memory +pids")
+    except OSError:
+        return False
+    return True
+
+
+def _can_make(parent: Path) -> bool:
+    probe = parent / f"{PREFIX}probe-{os.getpid()}"
+    try:
+        probe.mkdir()
+        os.chown(probe, os.geteuid(), os.getegid())
+        probe.rmdir()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,380 @@
+/* harena-box PLAN-FD CONTROL-FD: makes one box and serves as its init.
+ *
+ * The first process stays outside as the box's keeper: it maps the user, waits, and removes what the box had on the
+ * host (cgroups, its record) when it ends, however it ends. The second is pid 1 of the box: it builds the root that the
+ * plan describes, gives up every capability and serves the host's requests until the host is gone.
+ *
+ * A plan is a list of NUL-ended words, written by harena/backends/local/plan.py, which decides what is visible; this
+ * file only carries it out:
+ *   uid OUTER            who the guest is on the host (given by root alone; others are themselves)
+ *   host NAME            its host name
+ *   bind SOURCE TARGET ro|rw|dev
+ *   tmpfs TARGET OPTIONS | dir TARGET MODE | link TEXT TARGET | file TARGET TEXT | proc TARGET | devpts TARGET
+ *   ro TARGET            makes one mount of the box read-only
+ *   join PATH            a cgroup.procs file to write the init into (cgroup v2 moves only within what it owns)
+ *   cgroup PATH | record PATH    to be removed by the keeper */
+#include "harena.h"
+#include <grp.h>
+#include <net/if.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#ifndef SYS_mount_setattr
+#define SYS_mount_setattr 442
+#endif
+#define ROOT "/tmp" /* where the new root is mounted until it becomes the root; any folder that exists everywhere */
+#define MAX_WORDS 8192
+#define MAX_BINDS 1024
+
+static char *words[MAX_WORDS];
+static int word_count, sources[MAX_BINDS], idmapped[MAX_BINDS], source_count, box_control;
+static const char *outer_uid;
+
+struct attributes { /* struct mount_attr, which older headers lack */
+  uint64_t set, clear, propagation, userns_fd;
+};
+#define ATTR_RDONLY 1
+#define ATTR_NOSUID 2
+#define ATTR_NODEV 4
+#define ATTR_IDMAP 0x100000
+
+static int arguments_of(const char *verb) {
+  static const struct {
+    const char *verb;
+    int arguments;
+  } verbs[] = {{"uid", 1},  {"host", 1}, {"bind", 3},   {"tmpfs", 2},  {"dir", 2},   {"link", 2},
+               {"file", 2}, {"proc", 1}, {"devpts", 1}, {"cgroup", 1}, {"record", 1}, {"join", 1}, {"ro", 1}};
+  for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
+    if (!strcmp(verb, verbs[i].verb)) return verbs[i].arguments;
+  return -1;
+}
+
+static int next_step(int at) { return at + 1 + arguments_of(words[at]); }
+
+/* Tells the host which step failed; it raises IsolationUnavailable with it. */
+static void die(const char *step, const char *what) {
+  char text[512];
+  int32_t number = errno;
+  struct head head = {MAGIC, OP_ERROR, 0, 0, 0};
+  int len = snprintf(text, sizeof text, "%s%s%s", step, *what ? " " : "", what);
+  if (len >= (int)sizeof text) len = sizeof text - 1;
+  head.len = sizeof number + len;
+  struct iovec parts[3] = {{&head, sizeof head}, {&number, sizeof number}, {text, len}};
+  struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
+  if (sendmsg(box_control, &message, MSG_NOSIGNAL) < 0) _exit(112);
+  _exit(111);
+}
+
+static void read_plan(int fd) {
+  static char plan[1 << 20];
+  size_t len = 0;
+  for (ssize_t got; (got = read(fd, plan + len, sizeof plan - 1 - len)) != 0; len += got)
+    if (got < 0) die("read the plan", "");
+  close(fd);
+  for (char *at = plan; at < plan + len && word_count < MAX_WORDS; at += strlen(at) + 1) words[word_count++] = at;
+  for (int at = 0; at < word_count; at = next_step(at)) {
+    errno = EINVAL;
+    if (arguments_of(words[at]) < 0 || next_step(at) > word_count) die("understand the plan at", words[at]);
+    if (!strcmp(words[at], "uid")) outer_uid = words[at + 1];
+  }
+}
+
+/* ---- the box's init ---- */
+
+static void open_sources(void) {
+  for (int at = 0; at < word_count; at = next_step(at)) {
+    if (strcmp(words[at], "bind")) continue;
+    errno = E2BIG;
+    if (source_count == MAX_BINDS) die("mount so many folders", "");
+    if ((sources[source_count++] = open(words[at + 1], O_PATH | O_CLOEXEC)) < 0) die("open", words[at + 1]);
+  }
+}
+
+static const char *inside(const char *target) {
+  static char path[4200];
+  snprintf(path, sizeof path, ROOT "%s", target);
+  return path;
+}
+
+static void make_parents(const char *path) {
+  char part[4200];
+  snprintf(part, sizeof part, "%s", path);
+  for (char *at = part + strlen(ROOT) + 1; (at = strchr(at, '/')); at++) {
+    *at = 0;
+    if (mkdir(part, 0755) && errno != EEXIST) die("make the folder", part);
+    *at = '/';
+  }
+}
+
+static void attach_source(int source, int idmapped, const char *path) {
+  char link[64];
+  if (idmapped >= 0) {
+    if (syscall(SYS_move_mount, idmapped, "", AT_FDCWD, path, 4 /* MOVE_MOUNT_F_EMPTY_PATH */)) die("mount", path);
+    close(idmapped);
+    return;
+  }
+  snprintf(link, sizeof link, "/proc/self/fd/%d", source);
+  if (mount(link, path, NULL, MS_BIND | MS_REC, NULL)) die("bind", path);
+}
+
+static void bind_source(int source, int idmapped, const char *path, const char *mode) {
+  struct stat info;
+  if (fstat(source, &info)) die("look at the source of", path);
+  if (S_ISDIR(info.st_mode)) {
+    if (mkdir(path, 0755) && errno != EEXIST) die("make the folder", path);
+  } else {
+    int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (fd < 0) die("make the file", path);
+    close(fd);
+  }
+  attach_source(source, idmapped, path);
+  struct attributes attributes = {.set = ATTR_NOSUID};
+  if (strcmp(mode, "dev")) attributes.set |= ATTR_NODEV;
+  if (!strcmp(mode, "ro")) attributes.set |= ATTR_RDONLY;
+  if (syscall(SYS_mount_setattr, AT_FDCWD, path, 0x8000 /* AT_RECURSIVE */, &attributes, sizeof attributes))
+    die("protect (mount_setattr, Linux 5.12)", path);
+}
+
+static void write_text(const char *path, const char *text) {
+  int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC | O_EXCL, 0644);
+  if (fd < 0 || write(fd, text, strlen(text)) < 0) die("write", path);
+  close(fd);
+}
+
+static void protect(const char *path) {
+  struct attributes attributes = {.set = ATTR_RDONLY | ATTR_NOSUID};
+  if (syscall(SYS_mount_setattr, AT_FDCWD, path, 0, &attributes, sizeof attributes)) die("protect", path);
+}
+
+static void carry_out(int at, int *bound) {
+  const char *verb = words[at], *first = words[at + 1], *second = words[at + 2];
+  if (!strcmp(verb, "uid") || !strcmp(verb, "cgroup") || !strcmp(verb, "record") || !strcmp(verb, "join")) return;
+  if (!strcmp(verb, "ro")) return protect(inside(first));
+  if (!strcmp(verb, "host")) {
+    if (sethostname(first, strlen(first))) die("name the host", first);
+    return;
+  }
+  const char *path = inside(!strcmp(verb, "bind") || !strcmp(verb, "link") ? second : first);
+  make_parents(path);
+  if (!strcmp(verb, "bind")) {
+    bind_source(sources[*bound], idmapped[*bound], path, words[at + 3]);
+    (*bound)++;
+  }
+  else if (!strcmp(verb, "link")) {
+    if (symlink(first, path)) die("link", path);
+  } else if (!strcmp(verb, "file")) write_text(path, second);
+  else if (mkdir(path, !strcmp(verb, "dir") ? strtol(second, NULL, 8) : 0755) && errno != EEXIST) die("make the folder", path);
+  else if (!strcmp(verb, "tmpfs")) {
+    if (mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, second)) die("mount tmpfs", path);
+  } else if (!strcmp(verb, "proc")) {
+    if (mount("proc", path, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) die("mount proc", path);
+  } else if (!strcmp(verb, "devpts")) {
+    if (mount("devpts", path, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")) die("mount devpts", path);
+  }
+}
+
+static void loopback_up(void) {
+  struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0 || ioctl(fd, SIOCSIFFLAGS, &request)) die("start the loopback interface", "");
+  close(fd);
+}
+
+static void build_root(void) {
+  int bound = 0;
+  if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) die("detach the mounts", "");
+  open_sources();
+  if (outer_uid && (setgroups(0, NULL) || setresgid(GUEST_ID, GUEST_ID, GUEST_ID) || setresuid(GUEST_ID, GUEST_ID, GUEST_ID)))
+    die("become the guest's user", "");
+  if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) die("stay readable to itself", "");
+  umask(0);
+  if (mount("tmpfs", ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=4m,mode=755")) die("mount the root", "");
+  for (int at = 0; at < word_count; at = next_step(at)) carry_out(at, &bound);
+  for (int i = 0; i < source_count; i++) close(sources[i]);
+  if (chdir(ROOT) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) die("change the root", "");
+  protect("/");
+  umask(022);
+}
+
+static int init_box(int go) {
+  char byte;
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL)) die("follow the keeper", "");
+  if (read(go, &byte, 1) != 1) _exit(111); /* the keeper has said why */
+  close(go);
+  loopback_up();
+  build_root();
+  /* changing the user cleared this */
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL)) die("follow the keeper", "");
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || drop_capabilities()) die("give up capabilities", "");
+  for (int fd = 0; fd < 3; fd++) {
+    int null = open("/dev/null", O_RDWR);
+    if (null < 0 || dup2(null, fd) < 0) die("open /dev/null", "");
+    if (null != fd) close(null);
+  }
+  if (stay_on_cpu(sched_getcpu())) die("stay on a processor", "");
+  struct head hello = {MAGIC, OP_PONG, 0, 0, 0};
+  if (send(box_control, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) return 1;
+  serve(box_control, NULL);
+  return 0;
+}
+
+/* ---- the keeper ---- */
+
+static void write_map(pid_t pid, const char *file, const char *text) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, file);
+  int fd = open(path, O_WRONLY | O_CLOEXEC);
+  if (fd < 0 || write(fd, text, strlen(text)) < 0) die("write", path);
+  close(fd);
+}
+
+/* A namespace in which the owner of a folder is the guest, for mounts that show it so. */
+static int owner_as_guest(const struct stat *info) {
+  char map[64], path[64];
+  pid_t pid = syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0);
+  if (pid == 0) {
+    pause();
+    _exit(0);
+  }
+  if (pid < 0) return -1;
+  snprintf(map, sizeof map, "%u %s 1", (unsigned)info->st_uid, outer_uid);
+  write_map(pid, "uid_map", map);
+  snprintf(map, sizeof map, "%u %s 1", (unsigned)info->st_gid, outer_uid);
+  write_map(pid, "gid_map", map);
+  snprintf(path, sizeof path, "/proc/%d/ns/user", (int)pid);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  kill(pid, SIGKILL);
+  while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
+  return fd;
+}
+
+/* Where root is the host, the guest is a user that owns nothing: in a writable mount it stands for the folder's owner. */
+static void map_owners(void) {
+  for (int at = 0, bind = 0; at < word_count; at = next_step(at)) {
+    if (strcmp(words[at], "bind")) continue;
+    errno = E2BIG;
+    if (bind == MAX_BINDS) die("mount so many folders", "");
+    idmapped[bind] = -1;
+    if (outer_uid && !strcmp(words[at + 3], "rw")) {
+      struct stat info;
+      struct attributes attributes = {.set = ATTR_IDMAP};
+      int tree = syscall(SYS_open_tree, AT_FDCWD, words[at + 1], 1 /* OPEN_TREE_CLONE */ | O_CLOEXEC);
+      if (tree < 0 || stat(words[at + 1], &info)) die("open", words[at + 1]);
+      int owner = owner_as_guest(&info);
+      if (owner < 0) die("map the owner of", words[at + 1]);
+      attributes.userns_fd = owner;
+      if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attributes, sizeof attributes))
+        die("map the owner (idmapped mounts, Linux 5.12) of", words[at + 1]);
+      close(owner);
+      idmapped[bind] = tree;
+    }
+    bind++;
+  }
+}
+
+static void map_user(pid_t pid) {
+  char map[64];
+  if (!outer_uid) write_map(pid, "setgroups", "deny");
+  snprintf(map, sizeof map, "%d %s 1", GUEST_ID, outer_uid ? outer_uid : "");
+  if (!outer_uid) snprintf(map, sizeof map, "%d %d 1", GUEST_ID, (int)geteuid());
+  write_map(pid, "uid_map", map);
+  if (!outer_uid) snprintf(map, sizeof map, "%d %d 1", GUEST_ID, (int)getegid());
+  write_map(pid, "gid_map", map);
+}
+
+static void join_cgroups(pid_t pid) {
+  char text[16];
+  snprintf(text, sizeof text, "%d", (int)pid);
+  for (int at = 0; at < word_count; at = next_step(at)) {
+    if (strcmp(words[at], "join")) continue;
+    int fd = open(words[at + 1], O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, strlen(text)) < 0) die("join the cgroup", words[at + 1]);
+    close(fd);
+  }
+}
+
+static void clean_up(void) {
+  for (int at = 0; at < word_count; at = next_step(at)) {
+    if (!strcmp(words[at], "record")) unlink(words[at + 1]);
+    if (strcmp(words[at], "cgroup")) continue;
+    for (int tries = 0; tries < 200 && rmdir(words[at + 1]) && errno == EBUSY; tries++) usleep(1000);
+  }
+}
+
+/* The cgroups that jobs made below ours are empty now, and go first. */
+static void remove_slots(void) {
+  for (int at = 0; at < word_count; at = next_step(at)) {
+    if (strcmp(words[at], "cgroup")) continue;
+    for (int pass = 0; pass < 2; pass++) {
+      int fd = open(words[at + 1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      if (fd < 0) break;
+      char entries[32768];
+      for (long got; (got = syscall(SYS_getdents64, fd, entries, sizeof entries)) > 0;)
+        for (long i = 0; i < got;) {
+          struct {
+            uint64_t ino, off;
+            uint16_t len;
+            uint8_t type;
+            char name[];
+          } *entry = (void *)(entries + i);
+          if (entry->type == 4 && entry->name[0] != '.')
+            for (int tries = 0; tries < 200 && unlinkat(fd, entry->name, AT_REMOVEDIR) && errno == EBUSY; tries++) usleep(1000);
+          i += entry->len;
+        }
+      close(fd);
+    }
+  }
+}
+
+/* harena-init FAREWELL-FD PID: the init of a fork's namespaces. Reaps, tells the end of the interpreter, and stays until
+ * it is killed: the fork's files are its mounts, and forks of the fork live inside. */
+static int init_of_fork(int farewell, pid_t interpreter) {
+  int status;
+  for (;;) {
+    pid_t pid = waitpid(-1, &status, __WALL);
+    if (pid < 0 && errno == ECHILD) pause();
+    struct __attribute__((packed)) {
+      char what;
+      int32_t status;
+    } word = {'e', status};
+    if (pid == interpreter && send(farewell, &word, sizeof word, MSG_NOSIGNAL) < 0) return 1;
+  }
+}
+
+int main(int argc, char **argv) {
+  int go[2], status;
+  if (argc == 3 && !strcmp(argv[0], "harena-init")) return init_of_fork(atoi(argv[1]), atoi(argv[2]));
+  if (argc != 3) return fprintf(stderr, "harena-box is started by harena\n"), 2;
+  box_control = atoi(argv[2]);
+  signal(SIGPIPE, SIG_IGN);
+  read_plan(atoi(argv[1]));
+  syscall(SYS_close_range, box_control + 1, ~0u, 0);
+  if (fcntl(box_control, F_SETFD, FD_CLOEXEC) || pipe2(go, O_CLOEXEC)) die("prepare", "");
+  setsid();
+  struct sched_param ordinary = {0}; /* a host with real-time priority must not pass it on: a loop would take the core */
+  if (sched_setscheduler(0, SCHED_OTHER, &ordinary)) die("leave the real-time scheduler", "");
+  map_owners();
+  int flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
+  pid_t pid = syscall(SYS_clone, flags | SIGCHLD, 0, 0, 0, 0);
+  if (pid < 0) die("make namespaces (user, pid, mount, net, ipc, uts, cgroup)", "");
+  if (pid == 0) {
+    close(go[1]);
+    return init_box(go[0]);
+  }
+  close(go[0]);
+  for (int i = 0; i < MAX_BINDS; i++)
+    if (idmapped[i] > 0) close(idmapped[i]);
+  map_user(pid);
+  join_cgroups(pid);
+  if (write(go[1], "x", 1) != 1) die("start the init", "");
+  close(go[1]);
+  signal(SIGINT, SIG_IGN), signal(SIGTERM, SIG_IGN), signal(SIGHUP, SIG_IGN);
+  syscall(SYS_close_range, 0, ~0u, 0);
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+  remove_slots();
+  clean_up();
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}

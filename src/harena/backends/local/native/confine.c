@@ -1,0 +1,136 @@
+/* Turns the calling process into a guest. The order matters: each step needs rights that a later one gives up. */
+#include "harena.h"
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+
+#ifndef SYS_landlock_create_ruleset
+#define SYS_landlock_create_ruleset 444
+#define SYS_landlock_add_rule 445
+#define SYS_landlock_restrict_self 446
+#endif
+
+struct config config = {.cgroup_memory = -1, .cgroup_pids = -1, .cgroup_v2 = -1};
+
+int drop_capabilities(void) {
+  struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+  struct __user_cap_data_struct none[2];
+  memset(none, 0, sizeof none);
+  if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) && errno != EINVAL) return -1;
+  for (int cap = 0; cap < 64; cap++)
+    if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) {
+      if (errno == EINVAL) break; /* past the last capability of this kernel */
+      if (errno != EPERM) return -1;
+      break; /* without CAP_SETPCAP: there is nothing to gain from the bounding set under no_new_privs */
+    }
+  return syscall(SYS_capset, &head, none);
+}
+
+int stay_on_cpu(int cpu) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  if (sched_getaffinity(0, sizeof config.all_cpus, &config.all_cpus)) return -1;
+  return CPU_ISSET(cpu, &config.all_cpus) ? sched_setaffinity(0, sizeof one, &one) : 0;
+}
+
+/* Landlock's rights by ABI version; ioctl on devices (ABI 5) stays open for terminals. */
+static uint64_t landlock_rights(int abi) {
+  uint64_t rights = (1ull << 13) - 1;
+  if (abi >= 2) rights |= 1ull << 13;
+  if (abi >= 3) rights |= 1ull << 14;
+  return rights;
+}
+#define LANDLOCK_READ ((1ull << 0) | (1ull << 2) | (1ull << 3)) /* execute, read file, read folder */
+#define LANDLOCK_SCOPE_ABSTRACT 1ull
+#define LANDLOCK_FILE_ONLY ((1ull << 0) | (1ull << 1) | (1ull << 2) | (1ull << 14))
+
+static int landlock_allow(int ruleset, const char *path, uint64_t rights) {
+  struct __attribute__((packed)) {
+    uint64_t rights;
+    int32_t fd;
+  } rule = {rights, open(path, O_PATH | O_CLOEXEC)};
+  if (rule.fd < 0) return errno == ENOENT ? 0 : -1;
+  int failed = syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0);
+  if (failed && errno == EINVAL) { /* a file takes only the rights that files have */
+    rule.rights &= LANDLOCK_FILE_ONLY;
+    failed = syscall(SYS_landlock_add_rule, ruleset, 1, &rule, 0);
+  }
+  close(rule.fd);
+  return failed;
+}
+
+int landlock_abi(void) {
+  static int abi = -1;
+  if (abi < 0) abi = syscall(SYS_landlock_create_ruleset, NULL, 0, 1);
+  return abi < 0 ? abi = 0 : abi;
+}
+
+/* A second wall behind the read-only mounts. Programs that share a box's network namespace must not meet on abstract
+ * sockets: they get a scope of their own. A forkable interpreter's forks will have files on mounts that are not there
+ * yet, and a rule cannot name those: it may write wherever the mounts let it. */
+static int landlock(const struct spawn *spec) {
+  int abi = landlock_abi();
+  if (abi < 1) return 0; /* the kernel has none: the mount namespace is the wall */
+  struct {
+    uint64_t fs, net, scoped;
+  } rules = {landlock_rights(abi), 0, spec->flags & SPAWN_FRESH_FS ? LANDLOCK_SCOPE_ABSTRACT : 0};
+  int ruleset = syscall(SYS_landlock_create_ruleset, &rules, abi >= 6 ? sizeof rules : sizeof rules.fs, 0);
+  if (ruleset < 0) return -1;
+  int failed = landlock_allow(ruleset, "/", spec->flags & SPAWN_FORKABLE ? rules.fs : LANDLOCK_READ);
+  for (const char *path = config.write_paths; !failed && *path; path += strlen(path) + 1)
+    failed = landlock_allow(ruleset, path, rules.fs);
+  failed = failed || syscall(SYS_landlock_restrict_self, ruleset, 0);
+  close(ruleset);
+  return failed ? -1 : 0;
+}
+
+static int limit(int which, uint64_t value) {
+  struct rlimit now, both;
+  if (getrlimit(which, &now)) return -1;
+  both.rlim_cur = both.rlim_max = value < now.rlim_max ? value : now.rlim_max;
+  return setrlimit(which, &both);
+}
+
+/* How much a fork of this process starts with, in the kernel's count for RLIMIT_DATA. */
+static uint64_t data_in_use(void) {
+  char text[256];
+  int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+  ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+  if (fd >= 0) close(fd);
+  if (got <= 0) return 0;
+  text[got] = 0;
+  unsigned long pages = 0;
+  return sscanf(text, "%*u %*u %*u %*u %*u %lu", &pages) == 1 ? (uint64_t)pages * sysconf(_SC_PAGESIZE) : 0;
+}
+
+/* A Python program that asks for too much memory hears so at once; commands meet the cgroup or the watch. */
+static int limit_data(const struct spawn *spec) {
+  if (spec->kind == KIND_EXEC || !spec->memory) return 0;
+  uint64_t used = data_in_use();
+  if (!used) return -1;
+  return limit(RLIMIT_DATA, spec->memory + used);
+}
+
+/* counted: a cgroup bounds the processes, and its refusals can be told from other failures; the rlimit stands behind. */
+const char *confine(const struct spawn *spec, int counted) {
+  if (sched_setaffinity(0, sizeof config.all_cpus, &config.all_cpus)) return "processors";
+  if (limit(RLIMIT_CORE, 0) || limit(RLIMIT_NOFILE, spec->nofile) || limit(RLIMIT_MEMLOCK, 8 << 20) || limit(RLIMIT_RTPRIO, 0)) return "rlimits";
+  uint64_t processes = (uint64_t)spec->processes + 1; /* + the job's init */
+  if (limit(RLIMIT_NPROC, counted ? 2 * processes : processes)) return "rlimit processes";
+  if (spec->cpu_ns && limit(RLIMIT_CPU, spec->cpu_ns / 1000000000ull + 2)) return "rlimit cpu";
+  if (limit_data(spec)) return "rlimit data";
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return "no_new_privs";
+  if (landlock(spec)) return "landlock";
+  if (drop_capabilities()) return "capabilities";
+  if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) return "dumpable";
+  const struct profile_filter *filter = &config.filter[spec->profile];
+  if (!filter->count) {
+    errno = ENOENT;
+    return "seccomp filter not configured";
+  }
+  struct sock_fprog program = {.len = filter->count, .filter = filter->code};
+  if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)) return "seccomp";
+  return NULL;
+}

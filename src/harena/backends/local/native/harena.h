@@ -1,0 +1,210 @@
+/* What the parts of the native launcher share.
+ *
+ * box.c      the command: makes the namespaces and the root of a box, then serves as its init
+ * confine.c  what turns a process into a guest: capabilities, Landlock, seccomp, limits
+ * job.c      one execution: its namespaces, its own init, its processes, its end
+ * serve.c    the loop that takes requests from the host and reports what became of the jobs
+ * fork.c     forks of a live interpreter into namespaces of their own
+ * watch.c    memory, CPU and process limits where no cgroup enforces them
+ * zygote.c   the same loop inside a warm Python, where a job is a fork of the interpreter
+ *
+ * Host and box speak over a stream socket in frames: struct head, then `len` bytes. All integers are
+ * little endian, as the machine's. harena/sandbox/wire.py is the other side and must be changed together. */
+#pragma once
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAGIC 0x314e5248u /* "HRN1" */
+#define MAX_FRAME (64u << 20)
+#define MAX_FDS 8
+#define MAX_JOBS 512
+#define MAX_VIEWS 256
+/* Of a fork of a live interpreter; backend.py gives the same value to its seccomp filter. */
+#define FORK_FLAGS \
+  (CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_PARENT | CLONE_VM | CLONE_VFORK | SIGCHLD)
+#define INIT_PATH "/.harena/init" /* this launcher, as boxes see it: the init of a fork's namespaces */
+#define GUEST_ID 1000 /* uid and gid inside every box */
+
+enum op {
+  OP_PING = 1,
+  OP_SPAWN = 2,
+  OP_KILL = 3,
+  OP_CONFIG = 4,
+  OP_ALLOW_FORKS = 5,
+  OP_VIEW = 6,
+  OP_USAGE = 7,
+  OP_PONG = 65,
+  OP_DONE = 66,
+  OP_STARTED = 67,
+  OP_ERROR = 68,
+};
+
+enum kind {
+  KIND_EXEC = 1,    /* a command */
+  KIND_PROGRAM = 2, /* a fork of the zygote that runs its payload and ends */
+  KIND_SERVER = 3,  /* a fork of the zygote that talks to the host on a socket of its own */
+  KIND_TRUSTED = 4, /* the zygote itself: our own code, in the box but not confined as a guest */
+};
+
+enum spawn_flag {
+  SPAWN_CAPTURE = 1,  /* collect stdout and stderr and send them with OP_DONE */
+  SPAWN_PTY = 2,      /* a new terminal; its master goes to the host with OP_STARTED */
+  SPAWN_FRESH_FS = 4, /* an empty /workspace, /tmp and /dev/shm that end with the job */
+  SPAWN_FORKABLE = 8, /* may be forked into new views: see zygote.c */
+  SPAWN_NOTIFY = 16,  /* send OP_STARTED */
+  SPAWN_BATCH = 32,   /* one of many: what counts is how many a second, so it is not warmed while it waits */
+};
+
+struct head {
+  uint32_t magic;
+  uint16_t op;
+  uint16_t nfds;
+  uint32_t id;
+  uint32_t len;
+};
+
+/* Strings follow: argc + envc NUL-ended ones (strings_len bytes), the working folder (cwd_len, with NUL),
+ * stdin (stdin_len), payload (payload_len). */
+struct spawn {
+  uint32_t kind, flags;
+  uint64_t wall_ns, cpu_ns, memory, output;
+  uint64_t fs_bytes;
+  uint32_t processes, nofile, profile, view;
+  uint32_t records; /* results the payload will send; each one restarts the wall clock. 0: it sends none */
+  uint32_t ahead;   /* forks of the same template to keep ready */
+  uint32_t argc, envc, strings_len, cwd_len, stdin_len, payload_len;
+  uint16_t rows, cols;
+  uint32_t pad;
+};
+
+enum ended { /* what ended a job, as this side saw it; the host makes the verdict of it */
+  ENDED_SELF = 0,
+  ENDED_WALL = 1,
+  ENDED_CPU = 2,
+  ENDED_MEMORY = 3,
+  ENDED_OUTPUT = 4,
+  ENDED_HOST = 5,
+};
+
+/* The bytes of stdout, stderr and the result pipe follow. */
+struct done {
+  uint32_t ended;
+  int32_t wstatus;
+  uint32_t hits; /* 1: the process limit was hit; 2: the kernel's memory limit was hit */
+  int32_t exec_errno;
+  uint64_t wall_ns, cpu_ns, peak_kb, written;
+  uint32_t out_len, err_len, res_len, records;
+};
+
+struct buffer {
+  char *data;
+  size_t len, room;
+};
+
+struct profile_filter {
+  void *code;
+  uint16_t count;
+};
+
+struct config {
+  struct profile_filter filter[4];
+  char write_paths[4096]; /* NUL-separated, ended by an empty one: what Landlock leaves writable */
+  cpu_set_t all_cpus; /* a loop and the inits that share its memory stay on one processor; guests get all of these */
+  int cgroup_memory, cgroup_pids, cgroup_v2; /* folder descriptors, -1 where there is none */
+};
+extern struct config config;
+
+struct slot { /* a cgroup that jobs use one after the other */
+  int made, busy, procs[2], memory_max, pids_max, oom_events, pids_events;
+  uint64_t memory_set, pids_set, oom_seen, pids_seen;
+};
+
+struct job {
+  int used;
+  uint32_t id;
+  struct spawn spec;
+  char *strings; /* argv and env, then cwd */
+  char **argv, **envp, *cwd;
+  pid_t init;  /* pid 1 of the job's own pid namespace, as this process sees it */
+  int pidfd, slot, view;
+  int in, out, err, res, hand; /* hand: where a fork ahead gets its payload; -1 when handed over */
+  int forks;                   /* where forks of a forkable job say hello, and farewell */
+  int tell;                    /* where the init of a forkable job tells that its main process ended */
+  int child_in, child_out, child_err, child_res, child_hand, child_extra, child_forks;
+  int pty_master;
+  struct buffer obuf, ebuf, rbuf;
+  char *give; /* payload still to be handed over */
+  size_t give_len, give_at;
+  uint64_t written, records, scanned;
+  uint64_t started_ns, deadline_ns, cpu_base_ns;
+  uint32_t ended, hits, said_end;
+  pid_t main_outside; /* its main process as we number it, where known */
+  uint64_t watched_peak_kb, watched_cpu_ns;
+  /* written by the job's init, which shares our memory */
+  volatile int ready, go, main_pid, wstatus, exec_errno, failed_errno;
+  const char *volatile failed_step;
+  void *stack;
+  struct job *above; /* the forkable job inside whose user namespace this one lives */
+  int adopted;       /* a fork of `above`: its init is not our child */
+  int waiting;       /* made ahead: its init has everything ready for a command and waits for one */
+  int closing;       /* ends when the last fork inside it does */
+};
+extern struct job jobs[MAX_JOBS];
+extern int jobs_end; /* no job is used from here on */
+
+/* confine.c */
+const char *confine(const struct spawn *spec, int counted); /* NULL, or the step that failed with errno set */
+int drop_capabilities(void);
+int stay_on_cpu(int cpu);
+int landlock_abi(void); /* 0: the kernel has none */
+
+/* job.c */
+int job_spawn(struct job *job, int (*become)(struct job *)); /* 0, or -1 with failed_step and errno set */
+int job_go(struct job *job); /* hands a command to an init that waits; as job_spawn */
+int job_exec(struct job *job);                               /* `become` for KIND_EXEC */
+void job_kill(struct job *job, uint32_t why);
+void job_free(struct job *job);
+void slot_read_hits(struct job *job);
+int slot_join(struct job *job, pid_t pid);
+int slot_adopt(struct job *job, pid_t pid); /* a slot for a process that another job's init has made */
+int view_add(int view, pid_t pid);
+
+/* fork.c */
+int forks_command(const struct head *head, const char *body, int *fds, int nfds);
+void forks_hello(struct job *job);
+void forks_ended(struct job *above); /* one that lived inside it has */
+struct job *view_owner(int view);
+int view_close(int view);
+
+/* serve.c */
+struct job *job_new(uint32_t id, const struct spawn *spec);
+struct job *job_by_id(uint32_t id);
+typedef int (*fork_job)(struct job *job);
+int serve(int control, fork_job become);
+void job_main_ended(struct job *job); /* reports the end of one whose init stays for the forks inside it */
+uint64_t now_ns(void);
+int control_fd(void);
+int send_frame(uint16_t op, uint32_t id, const void *a, size_t alen, const void *b, size_t blen, int fd);
+void send_error(uint32_t id, int number, const char *step);
+
+/* watch.c */
+void watch_jobs(void);
+int count_forks(struct job *job);
+uint64_t reaped_cpu_ns(pid_t pid); /* of children that it has waited for, by the tick */
+int tree_kill_around(struct job *job);
+

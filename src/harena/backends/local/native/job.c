@@ -1,0 +1,394 @@
+/* One execution. Every job has namespaces of its own and an init in them that shares our memory (CLONE_VM), so that
+ * making it copies no page tables and its report needs no pipe. The init is pid 1 of the job; when the job's main
+ * process ends, or we kill the init, the kernel ends everything else in there. */
+#include "harena.h"
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#define STACK_BYTES (64 << 10)
+#define SLOTS MAX_JOBS
+
+struct job jobs[MAX_JOBS];
+int jobs_end;
+static struct slot slots[SLOTS];
+static int views[MAX_VIEWS]; /* a pidfd of the process whose namespaces a view lives in, + 1; 0: none */
+
+/* ---- cgroups: made on first use below the folder the host gave us, and used again by later jobs ---- */
+
+static int write_fd(int fd, const char *text) { return write(fd, text, strlen(text)) < 0 ? -1 : 0; }
+
+static int write_number(int fd, uint64_t value) {
+  char text[32];
+  snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+  return write_fd(fd, text);
+}
+
+static int open_in(int folder, const char *name, const char *file, int flags) {
+  char path[64];
+  snprintf(path, sizeof path, "%s/%s", name, file);
+  return openat(folder, path, flags | O_CLOEXEC);
+}
+
+static int slot_make(int number) {
+  struct slot *slot = &slots[number];
+  int memory = config.cgroup_v2 >= 0 ? config.cgroup_v2 : config.cgroup_memory;
+  int pids = config.cgroup_v2 >= 0 ? config.cgroup_v2 : config.cgroup_pids;
+  char name[32];
+  snprintf(name, sizeof name, "%d-%d", (int)getpid(), number);
+  slot->procs[0] = slot->procs[1] = slot->memory_max = slot->pids_max = slot->oom_events = slot->pids_events = -1;
+  if (memory >= 0) {
+    if (mkdirat(memory, name, 0755) && errno != EEXIST) return -1;
+    slot->procs[0] = open_in(memory, name, "cgroup.procs", O_WRONLY);
+    slot->memory_max = open_in(memory, name, config.cgroup_v2 >= 0 ? "memory.max" : "memory.limit_in_bytes", O_WRONLY);
+    slot->oom_events = open_in(memory, name, config.cgroup_v2 >= 0 ? "memory.events" : "memory.oom_control", O_RDONLY);
+    if (slot->procs[0] < 0 || slot->memory_max < 0) return -1;
+    int swap = open_in(memory, name, config.cgroup_v2 >= 0 ? "memory.swap.max" : "memory.swappiness", O_WRONLY);
+    if (swap >= 0) {
+      if (write_fd(swap, "0")) slot->made = 0; /* a kernel without swap accounting: nothing to turn off */
+      close(swap);
+    }
+  }
+  if (pids >= 0) {
+    if (pids != memory) {
+      if (mkdirat(pids, name, 0755) && errno != EEXIST) return -1;
+      if ((slot->procs[1] = open_in(pids, name, "cgroup.procs", O_WRONLY)) < 0) return -1;
+    }
+    slot->pids_events = open_in(pids, name, "pids.events", O_RDONLY);
+    if ((slot->pids_max = open_in(pids, name, "pids.max", O_WRONLY)) < 0) return -1;
+  }
+  slot->made = 1;
+  return 0;
+}
+
+static uint64_t read_counter(int fd, const char *key) {
+  char text[512], *at;
+  ssize_t got = fd < 0 ? -1 : pread(fd, text, sizeof text - 1, 0);
+  if (got <= 0) return 0;
+  text[got] = 0;
+  return (at = strstr(text, key)) ? strtoull(at + strlen(key), NULL, 10) : 0;
+}
+
+static int have_cgroups(void) { return config.cgroup_v2 >= 0 || config.cgroup_memory >= 0 || config.cgroup_pids >= 0; }
+
+/* The limits of a slot are written only when they change. */
+static int slot_limit(struct slot *slot, const struct spawn *spec) {
+  if (slot->memory_max >= 0 && slot->memory_set != spec->memory) {
+    if (write_number(slot->memory_max, spec->memory)) return -1;
+    slot->memory_set = spec->memory;
+  }
+  uint64_t processes = spec->processes;
+  if (slot->pids_max >= 0 && slot->pids_set != processes) {
+    if (write_number(slot->pids_max, processes)) return -1;
+    slot->pids_set = processes;
+  }
+  return 0;
+}
+
+static int slot_take(struct job *job) {
+  job->slot = -1;
+  if (!have_cgroups() || job->spec.kind == KIND_TRUSTED || job->waiting) return 0;
+  for (int i = 0; i < SLOTS; i++) {
+    struct slot *slot = &slots[i];
+    if (slot->busy) continue;
+    if (!slot->made && slot_make(i)) return -1;
+    slot->busy = 1;
+    if (slot_limit(slot, &job->spec)) {
+      if (errno != EBUSY) return -1;
+      continue; /* files that a job left keep more in use than the new limit: nobody can use this one any more */
+    }
+    job->slot = i;
+    return 0;
+  }
+  errno = EAGAIN;
+  return -1;
+}
+
+/* Guests join, their inits do not: the init shares our memory, and the kernel, out of memory in the cgroup, would end all
+ * that share it. 0: the calling process. */
+int slot_join(struct job *job, pid_t pid) {
+  for (int i = 0; job->slot >= 0 && i < 2; i++)
+    if (slots[job->slot].procs[i] >= 0 && write_number(slots[job->slot].procs[i], pid)) return -1;
+  return 0;
+}
+
+int slot_adopt(struct job *job, pid_t pid) { return slot_take(job) || slot_join(job, pid) ? -1 : 0; }
+
+/* Was a kernel limit hit since this was last asked of the slot? Asked at the end of every job. */
+void slot_read_hits(struct job *job) {
+  if (job->slot < 0) return;
+  struct slot *slot = &slots[job->slot];
+  uint64_t kills = read_counter(slot->oom_events, "oom_kill "), refusals = read_counter(slot->pids_events, "max ");
+  if (kills > slot->oom_seen) job->hits |= 2;
+  if (refusals > slot->pids_seen) job->hits |= 1;
+  slot->oom_seen = kills;
+  slot->pids_seen = refusals;
+}
+
+/* ---- inside the job's init ---- */
+
+/* The init shares errno with the process that made it, which waits meanwhile; once it runs beside that process it
+ * uses these, which leave errno alone. */
+static long raw4(long n, long a, long b, long c, long d) {
+  long result;
+#if defined(__x86_64__)
+  register long r10 __asm__("r10") = d;
+  __asm__ volatile("syscall" : "=a"(result) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
+#elif defined(__aarch64__)
+  register long x8 __asm__("x8") = n, x0 __asm__("x0") = a, x1 __asm__("x1") = b, x2 __asm__("x2") = c, x3 __asm__("x3") = d;
+  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
+  result = x0;
+#else
+#error "harena: no raw system call for this machine"
+#endif
+  return result;
+}
+
+static void announce(struct job *job, int value) {
+  __atomic_store_n(&job->ready, value, __ATOMIC_SEQ_CST);
+  raw4(SYS_futex, (long)&job->ready, FUTEX_WAKE, 1, 0);
+}
+
+static int fail(struct job *job, const char *step) {
+  job->failed_errno = errno;
+  job->failed_step = step;
+  announce(job, -1);
+  return 111;
+}
+
+static int write_file(const char *path, const char *text) {
+  int fd = open(path, O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  int failed = write_fd(fd, text), number = errno;
+  close(fd);
+  errno = number;
+  return failed;
+}
+
+static int map_ids(void) {
+  char map[64];
+  snprintf(map, sizeof map, "%d %d 1", GUEST_ID, GUEST_ID);
+  return write_file("/proc/self/setgroups", "deny") || write_file("/proc/self/uid_map", map) ||
+         write_file("/proc/self/gid_map", map);
+}
+
+static int fresh_tmpfs(const char *path, const char *options) {
+  return mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, options);
+}
+
+static const char *set_up_mounts(struct job *job) {
+  if (job->spec.flags & SPAWN_FRESH_FS) {
+    char options[96];
+    snprintf(options, sizeof options, "size=%llu,nr_inodes=16384,mode=755,uid=%d,gid=%d",
+             (unsigned long long)job->spec.fs_bytes, GUEST_ID, GUEST_ID);
+    if (fresh_tmpfs("/workspace", options)) return "mount /workspace";
+    snprintf(options, sizeof options, "size=%llu,nr_inodes=16384,mode=1777", (unsigned long long)job->spec.fs_bytes);
+    if (fresh_tmpfs("/tmp", options)) return "mount /tmp";
+    if (fresh_tmpfs("/dev/shm", options)) return "mount /dev/shm";
+  }
+  /* Landlock leaves a forkable job's /proc writable, see confine.c */
+  int read_only = job->view || job->spec.flags & SPAWN_FORKABLE ? MS_RDONLY : 0; /* and where it is so, so must ours be */
+  if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | read_only, NULL)) return "mount /proc";
+  return NULL;
+}
+
+static int (*become_of)(struct job *);
+
+static int init_main(void *arg) {
+  struct job *job = arg;
+  sigset_t all; /* a handler would run in memory that is not the guest's alone; SIGKILL comes through */
+  sigfillset(&all);
+  if (sigprocmask(SIG_SETMASK, &all, NULL)) return fail(job, "block signals");
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL)) return fail(job, "parent death signal");
+  if (!job->view && map_ids()) return fail(job, "map the user");
+  if (job->spec.flags & SPAWN_FORKABLE && !job->view && write_file("/proc/sys/user/max_user_namespaces", "0"))
+    return fail(job, "limit user namespaces");
+  const char *step = set_up_mounts(job);
+  if (step) return fail(job, step);
+  int made_ahead = job->waiting;
+  if (made_ahead) {
+    announce(job, 1);
+    while (!__atomic_load_n(&job->go, __ATOMIC_SEQ_CST)) raw4(SYS_futex, (long)&job->go, FUTEX_WAIT, 0, 0);
+  }
+  int main_pid = become_of(job);
+  if (main_pid < 0) return job->failed_step ? (announce(job, -1), 111) : fail(job, "start the process");
+  job->main_pid = main_pid;
+  int tell = job->tell;
+  if (made_ahead) tell = -1; /* it shares our descriptors, to have those of a command that came later */
+  else if (tell > 0) raw4(SYS_close_range, 0, tell - 1, 0, 0);
+  if (!made_ahead) raw4(SYS_close_range, tell + 1, ~0u, 0, 0);
+  announce(job, 1);
+  for (;;) {
+    int status = 0;
+    struct rusage usage;
+    long pid = raw4(SYS_wait4, -1, (long)&status, 0x40000000 /* __WALL */, (long)&usage);
+    if (pid == -EINTR) continue;
+    if (pid < 0) break;
+    if ((uint64_t)usage.ru_maxrss > job->watched_peak_kb) job->watched_peak_kb = usage.ru_maxrss;
+    if (pid != main_pid) continue;
+    job->wstatus = status;
+    if (tell < 0) break; /* else it stays for the forks that live inside it */
+    static const uint64_t one = 1;
+    raw4(SYS_write, tell, (long)&one, sizeof one, 0);
+  }
+  raw4(SYS_exit_group, 0, 0, 0, 0);
+  return 0;
+}
+
+/* ---- a command: runs in a vfork of the job's init, until execve ---- */
+
+static int use_terminal(const struct job *job) {
+  struct winsize size = {.ws_row = job->spec.rows, .ws_col = job->spec.cols};
+  return setsid() < 0 || ioctl(job->child_in, TIOCSCTTY, 0) || ioctl(job->child_in, TIOCSWINSZ, &size);
+}
+
+static void exec_child(struct job *job) {
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, NULL);
+  signal(SIGPIPE, SIG_DFL);
+  if (job->spec.flags & SPAWN_PTY ? use_terminal(job) : setsid() < 0) job->failed_step = "terminal";
+  else if (dup2(job->child_in, 0) < 0 || dup2(job->child_out, 1) < 0 || dup2(job->child_err, 2) < 0) job->failed_step = "stdio";
+  else if (slot_join(job, 0)) job->failed_step = "join cgroup";
+  else if (chdir(job->cwd)) job->exec_errno = errno;
+  else job->failed_step = confine(&job->spec, job->slot >= 0);
+  job->failed_errno = errno;
+  if (job->failed_step || job->exec_errno) _exit(127);
+  syscall(SYS_close_range, 3, ~0u, 0);
+  execvpe(job->argv[0], job->argv, job->envp);
+  job->exec_errno = errno;
+  _exit(127);
+}
+
+int job_exec(struct job *job) {
+  pid_t pid = vfork();
+  if (pid == 0) exec_child(job);
+  if (job->failed_step) return -1; /* the child has ended by now and left the reason in our memory */
+  return pid;
+}
+
+/* ---- making and ending jobs ---- */
+
+int view_add(int view, pid_t pid) {
+  if (view <= 0 || view >= MAX_VIEWS) return errno = EINVAL, -1;
+  int fd = syscall(SYS_pidfd_open, pid, 0);
+  if (fd < 0) return -1;
+  if (views[view]) close(views[view] - 1);
+  views[view] = fd + 1;
+  return 0;
+}
+
+static int clone_init(struct job *job, int extra, int *pidfd) {
+  int flags = CLONE_VM | CLONE_PIDFD | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | extra | SIGCHLD;
+  if (job->waiting) flags |= CLONE_FILES;
+  if (!job->view) flags |= CLONE_NEWUSER; /* a view has a user namespace of its own, in which no other may be made */
+  if (job->spec.flags & SPAWN_FRESH_FS && landlock_abi() < 6) flags |= CLONE_NEWNET;
+  return clone(init_main, (char *)job->stack + STACK_BYTES, flags, job, pidfd);
+}
+
+struct joiner {
+  struct job *job;
+  int pidfd, init, failed;
+};
+
+/* Enters the namespaces of a forked view, then makes the job's init as a child of our parent. */
+static int join_main(void *arg) {
+  struct joiner *joiner = arg;
+  int spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET;
+  if (syscall(SYS_setns, views[joiner->job->view] - 1, spaces)) joiner->failed = errno;
+  else if ((joiner->init = clone_init(joiner->job, CLONE_PARENT, &joiner->pidfd)) < 0) joiner->failed = errno;
+  return 0;
+}
+
+static int clone_into_view(struct job *job) {
+  static char stack[16 << 10] __attribute__((aligned(16)));
+  struct joiner joiner = {.job = job, .pidfd = -1, .init = -1};
+  if (job->view >= MAX_VIEWS || !views[job->view]) return errno = ESRCH, -1;
+  pid_t pid = clone(join_main, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, &joiner);
+  if (pid < 0) return -1;
+  int status;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+  if (joiner.failed) return errno = joiner.failed, -1;
+  /* the pidfd was made in the joiner's table; make one of ours */
+  job->pidfd = syscall(SYS_pidfd_open, joiner.init, 0);
+  return job->pidfd < 0 ? -1 : joiner.init;
+}
+
+static int await_ready(struct job *job) {
+  struct timespec step = {.tv_sec = 1};
+  for (int tries = 0; tries < 20; tries++) {
+    int ready = __atomic_load_n(&job->ready, __ATOMIC_SEQ_CST);
+    if (ready) return ready;
+    struct pollfd ended = {job->pidfd, POLLIN, 0};
+    if (job->pidfd >= 0 && poll(&ended, 1, 0) == 1) break;
+    syscall(SYS_futex, &job->ready, FUTEX_WAIT, 0, &step, NULL, 0);
+  }
+  errno = ECHILD;
+  return -1;
+}
+
+static void reap(pid_t pid) {
+  while (waitpid(pid, NULL, __WALL) < 0 && errno == EINTR) {}
+}
+
+/* Waits for the init's word; when it failed, nothing of the job is left. */
+static int settle(struct job *job) {
+  if (await_ready(job) > 0) return 0;
+  if (!job->failed_step) job->failed_step = "start the job's init", job->failed_errno = errno;
+  syscall(SYS_pidfd_send_signal, job->pidfd, SIGKILL, NULL, 0);
+  reap(job->init);
+  errno = job->failed_errno;
+  return -1;
+}
+
+int job_go(struct job *job) {
+  if (slot_take(job)) return job->failed_step = "cgroup", -1;
+  job->ready = 0;
+  become_of = job_exec;
+  __atomic_store_n(&job->go, 1, __ATOMIC_SEQ_CST);
+  syscall(SYS_futex, &job->go, FUTEX_WAKE, 1, NULL, NULL, 0);
+  return settle(job);
+}
+
+int job_spawn(struct job *job, int (*become)(struct job *)) {
+  if (!job->stack) {
+    job->stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (job->stack == MAP_FAILED) return job->stack = NULL, job->failed_step = "stack", -1;
+  }
+  job->ready = job->go = job->main_pid = job->exec_errno = job->failed_errno = 0;
+  job->wstatus = -1;
+  job->failed_step = NULL;
+  if (slot_take(job)) return job->failed_step = "cgroup", -1;
+  become_of = become;
+  job->init = job->view ? clone_into_view(job) : clone_init(job, 0, &job->pidfd);
+  if (job->init < 0) return job->failed_step = "clone namespaces", -1;
+  return settle(job);
+}
+
+void job_kill(struct job *job, uint32_t why) {
+  if (job->ended == ENDED_SELF) job->ended = why;
+  if (!tree_kill_around(job)) syscall(SYS_pidfd_send_signal, job->pidfd, SIGKILL, NULL, 0);
+}
+
+static void shut(int *fd) {
+  if (*fd >= 0) close(*fd);
+  *fd = -1;
+}
+
+void job_free(struct job *job) {
+  int *owned[] = {&job->in, &job->out, &job->err, &job->res, &job->hand, &job->pidfd, &job->pty_master,
+                  &job->child_in, &job->child_out, &job->child_err, &job->child_res, &job->child_hand, &job->child_extra,
+                  &job->forks, &job->child_forks, &job->tell};
+  for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) shut(owned[i]);
+  free(job->obuf.data), free(job->ebuf.data), free(job->rbuf.data), free(job->strings), free(job->argv);
+  if (job->slot >= 0) slots[job->slot].busy = 0;
+  void *stack = job->stack;
+  memset(job, 0, sizeof *job);
+  job->stack = stack;
+  while (jobs_end > 0 && !jobs[jobs_end - 1].used) jobs_end--;
+}

@@ -1,0 +1,728 @@
+/* The loop: takes the host's requests, starts jobs, collects what they write, ends them in time, reports. It trusts
+ * the host, which sends well-formed frames, and nothing of what a job writes, which it only counts and carries. */
+#include "harena.h"
+#include <limits.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#define WATCH_EVERY_NS 20000000ull
+#define RESULT_ROOM (48u << 20)
+
+static int control = -1;
+static fork_job become_program;
+static struct spawn template; /* what the forks ahead were made for */
+static uint32_t ahead_wanted;
+static int command_wanted; /* keep an init ready for the next command: set by the first one */
+static uint64_t next_watch_ns;
+
+int control_fd(void) { return control; }
+
+uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+/* ---- frames ---- */
+
+static int read_exactly(void *data, size_t len) {
+  for (size_t at = 0; at < len;) {
+    ssize_t got = read(control, (char *)data + at, len - at);
+    if (got > 0) at += got;
+    else if (got == 0 || errno != EINTR) return -1;
+  }
+  return 0;
+}
+
+static int receive_head(struct head *head, int *fds, int *nfds) {
+  char room[CMSG_SPACE(sizeof(int) * MAX_FDS)];
+  struct iovec part = {head, sizeof *head};
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
+  ssize_t got;
+  while ((got = recvmsg(control, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR) {}
+  if (got <= 0) return -1;
+  *nfds = 0;
+  for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c))
+    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+      *nfds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      memcpy(fds, CMSG_DATA(c), *nfds * sizeof(int));
+    }
+  if ((size_t)got < sizeof *head && read_exactly((char *)head + got, sizeof *head - got)) return -1;
+  return head->magic == MAGIC && head->len <= MAX_FRAME ? 0 : -1;
+}
+
+int send_frame(uint16_t op, uint32_t id, const void *a, size_t alen, const void *b, size_t blen, int fd) {
+  struct head head = {MAGIC, op, fd >= 0, id, alen + blen};
+  struct iovec parts[3] = {{&head, sizeof head}, {(void *)a, alen}, {(void *)b, blen}};
+  char room[CMSG_SPACE(sizeof(int))];
+  struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
+  if (fd >= 0) {
+    message.msg_control = room;
+    message.msg_controllen = sizeof room;
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(c), &fd, sizeof fd);
+  }
+  for (size_t left = sizeof head + alen + blen; left;) {
+    ssize_t sent = sendmsg(control, &message, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return -1;
+    left -= sent;
+    message.msg_control = NULL;
+    message.msg_controllen = 0;
+    while (sent > 0 && message.msg_iovlen) {
+      struct iovec *part = message.msg_iov;
+      size_t step = (size_t)sent < part->iov_len ? (size_t)sent : part->iov_len;
+      part->iov_base = (char *)part->iov_base + step;
+      part->iov_len -= step;
+      sent -= step;
+      if (!part->iov_len) message.msg_iov++, message.msg_iovlen--;
+    }
+  }
+  return 0;
+}
+
+void send_error(uint32_t id, int number, const char *step) {
+  int32_t code = number;
+  send_frame(OP_ERROR, id, &code, sizeof code, step, strlen(step), -1);
+}
+
+/* ---- what jobs write ---- */
+
+static int append(struct buffer *buffer, const char *data, size_t len) {
+  if (buffer->len + len > buffer->room) {
+    size_t room = buffer->room ? buffer->room : 4096;
+    while (room < buffer->len + len) room *= 2;
+    char *grown = realloc(buffer->data, room);
+    if (!grown) return -1;
+    buffer->data = grown;
+    buffer->room = room;
+  }
+  memcpy(buffer->data + buffer->len, data, len);
+  buffer->len += len;
+  return 0;
+}
+
+/* Reads what is there. Output beyond the limit ends the job; the part that fits is kept. */
+static void drain(struct job *job, int *fd, struct buffer *buffer) {
+  static char chunk[1 << 16];
+  while (*fd >= 0) {
+    ssize_t got = read(*fd, chunk, sizeof chunk);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {
+      close(*fd);
+      *fd = -1;
+      return;
+    }
+    int result = fd == &job->res;
+    uint64_t room = result ? RESULT_ROOM - buffer->len : job->spec.output - job->written;
+    size_t keep = (uint64_t)got < room ? (size_t)got : room;
+    if (append(buffer, chunk, keep)) keep = 0;
+    if (!result) job->written += keep;
+    if (keep < (size_t)got) {
+      job_kill(job, ENDED_OUTPUT);
+      close(*fd);
+      *fd = -1;
+    }
+  }
+}
+
+/* The result pipe carries the CPU time spent before the hand-over (8 bytes), then records: a length, then bytes. Each
+ * whole record of a group restarts the wall clock, for as many records as were announced. A lone program ends with the
+ * record X and its exit code. */
+static void count_records(struct job *job) {
+  if (!job->scanned && job->rbuf.len >= 8) {
+    memcpy(&job->cpu_base_ns, job->rbuf.data, 8);
+    job->scanned = 8;
+  }
+  uint32_t len;
+  while (job->scanned >= 8 && !job->said_end && job->rbuf.len - job->scanned >= sizeof len) {
+    const char *record = job->rbuf.data + job->scanned + sizeof len;
+    memcpy(&len, job->rbuf.data + job->scanned, sizeof len);
+    if (job->rbuf.len - job->scanned - sizeof len < len) return;
+    job->scanned += sizeof len + len;
+    if (job->spec.records) {
+      job->deadline_ns = now_ns() + job->spec.wall_ns;
+      if (++job->records == job->spec.records) job->said_end = 1, job->wstatus = 0;
+    } else if (len == 2 && record[0] == 'X') job->said_end = 1, job->wstatus = (record[1] & 0xff) << 8;
+  }
+}
+
+static void hand_over(struct job *job) {
+  while (job->give_at < job->give_len) {
+    ssize_t put = write(job->hand, job->give + job->give_at, job->give_len - job->give_at);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0 && errno == EAGAIN) return;
+    if (put < 0) break; /* it has ended already */
+    job->give_at += put;
+  }
+  free(job->give);
+  job->give = NULL;
+  close(job->hand);
+  job->hand = -1;
+}
+
+/* ---- ends ---- */
+
+static void report(struct job *job, const struct rusage *usage) {
+  struct done done = {.ended = job->ended, .wstatus = job->wstatus, .exec_errno = job->exec_errno};
+  done.wall_ns = now_ns() - job->started_ns;
+  done.cpu_ns = (usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) * 1000000000ull +
+                (usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) * 1000ull;
+  if (job->ended && job->watched_cpu_ns > done.cpu_ns) done.cpu_ns = job->watched_cpu_ns; /* the killed are not in usage */
+  if (job->cpu_base_ns == UINT64_MAX) /* it could not be confined, and no guest code has run: see become_guest */
+    return send_error(job->id, EPERM, append(&job->rbuf, "", 1) ? "confine the program" : job->rbuf.data + 8);
+  done.cpu_ns = done.cpu_ns > job->cpu_base_ns ? done.cpu_ns - job->cpu_base_ns : 0;
+  done.peak_kb = job->watched_peak_kb;
+  slot_read_hits(job);
+  done.hits = job->hits;
+  done.written = job->written;
+  done.records = job->records;
+  done.out_len = job->obuf.len;
+  done.err_len = job->ebuf.len;
+  done.res_len = job->rbuf.len;
+  struct buffer all = {0};
+  int failed = append(&all, (char *)&done, sizeof done) || append(&all, job->obuf.data, job->obuf.len) ||
+               append(&all, job->ebuf.data, job->ebuf.len);
+  if (failed) send_error(job->id, ENOMEM, "collect the output");
+  else send_frame(OP_DONE, job->id, all.data, all.len, job->rbuf.data, job->rbuf.len, -1);
+  free(all.data);
+}
+
+static void finish(struct job *job) {
+  struct rusage usage;
+  memset(&usage, 0, sizeof usage);
+  drain(job, &job->out, &job->obuf);
+  drain(job, &job->err, &job->ebuf);
+  drain(job, &job->res, &job->rbuf);
+  count_records(job);
+  int status = 0, said = job->said_end, as_said = job->wstatus;
+  while (!job->adopted && wait4(job->init, &status, __WALL, &usage) < 0 && errno == EINTR) {} /* else: not our child */
+  if (job->spec.kind == KIND_TRUSTED) job->wstatus = status;
+  if (said && job->wstatus == -1) job->wstatus = as_said;
+  if (job->id) report(job, &usage);
+  struct job *above = job->above;
+  job_free(job);
+  if (above) forks_ended(above);
+}
+
+/* The first process of a job, as this pid namespace numbers it. */
+static pid_t main_process(const struct job *job) {
+  char path[64], text[64];
+  if (job->spec.kind == KIND_TRUSTED) return job->init;
+  snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)job->init, (int)job->init);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+  if (fd >= 0) close(fd);
+  if (got <= 0) return 0;
+  text[got] = 0;
+  return atoi(text);
+}
+
+static uint64_t peak_of(pid_t pid) {
+  char path[64], text[4096], *at;
+  snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+  if (fd >= 0) close(fd);
+  if (got <= 0) return 0;
+  text[got] = 0;
+  return (at = strstr(text, "\nVmHWM:")) ? strtoull(at + 7, NULL, 10) : 0;
+}
+
+static clockid_t process_clock(pid_t pid) { return ((clockid_t)~pid << 3) | 2; } /* as clock_getcpuclockid makes it */
+
+/* A program that says it has ended waits to be killed. The answer need not wait for that, nor for the kernel to take its
+ * namespaces down; how it ended is its own word in any case. */
+static void end_early(struct job *job) {
+  struct timespec used;
+  struct rusage usage;
+  pid_t pid = job->main_outside ? job->main_outside : main_process(job);
+  memset(&usage, 0, sizeof usage);
+  if (pid <= 0 || clock_gettime(process_clock(pid), &used)) return; /* it has not waited: finish() will see it */
+  usage.ru_utime.tv_sec = used.tv_sec;
+  usage.ru_utime.tv_usec = used.tv_nsec / 1000;
+  uint64_t reaped = reaped_cpu_ns(pid);
+  usage.ru_stime.tv_sec = reaped / 1000000000;
+  usage.ru_stime.tv_usec = reaped / 1000 % 1000000;
+  job->watched_peak_kb = peak_of(pid);
+  drain(job, &job->out, &job->obuf);
+  drain(job, &job->err, &job->ebuf);
+  if (job->ended) return; /* that was too much output */
+  int status = job->wstatus;
+  report(job, &usage);
+  job->id = 0;
+  job_kill(job, ENDED_HOST);
+  job->wstatus = status;
+}
+
+void job_main_ended(struct job *job) {
+  struct rusage usage;
+  memset(&usage, 0, sizeof usage);
+  if (job->id) report(job, &usage);
+  job->id = 0;
+  job->ended = ENDED_HOST;
+  if (job->tell >= 0) close(job->tell);
+  job->tell = -1;
+  tree_kill_around(job);
+}
+
+/* ---- starts ---- */
+
+struct job *job_new(uint32_t id, const struct spawn *spec) {
+  for (int i = 0; i < MAX_JOBS; i++) {
+    struct job *job = &jobs[i];
+    if (job->used) continue;
+    if (i >= jobs_end) jobs_end = i + 1;
+    job->used = 1;
+    job->id = id;
+    job->spec = *spec;
+    job->view = spec->view;
+    job->slot = job->pidfd = job->pty_master = -1;
+    job->in = job->out = job->err = job->res = job->hand = -1;
+    job->child_in = job->child_out = job->child_err = job->child_res = job->child_hand = job->child_extra = -1;
+    job->forks = job->child_forks = job->tell = -1;
+    return job;
+  }
+  return NULL;
+}
+
+struct job *job_by_id(uint32_t id) {
+  for (int i = 0; i < jobs_end; i++)
+    if (jobs[i].used && jobs[i].id == id) return &jobs[i];
+  return NULL;
+}
+
+static int pipe_to_us(int *ours, int *theirs) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC)) return -1;
+  *ours = ends[0];
+  *theirs = ends[1];
+  return fcntl(*ours, F_SETFL, O_NONBLOCK);
+}
+
+static int pipe_to_them(int *ours, int *theirs) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC)) return -1;
+  *ours = ends[1];
+  *theirs = ends[0];
+  return fcntl(*ours, F_SETFL, O_NONBLOCK);
+}
+
+static int stdin_with(const char *data, size_t len) {
+  if (!len) return open("/dev/null", O_RDONLY | O_CLOEXEC);
+  int fd = memfd_create("stdin", MFD_CLOEXEC);
+  for (size_t at = 0; fd >= 0 && at < len;) {
+    ssize_t put = write(fd, data + at, len - at);
+    if (put < 0) return close(fd), -1;
+    at += put;
+  }
+  if (fd >= 0) lseek(fd, 0, SEEK_SET);
+  return fd;
+}
+
+static int open_terminal(struct job *job) {
+  int unlock = 0, number;
+  char path[64];
+  if ((job->pty_master = open("/dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0) return -1;
+  if (ioctl(job->pty_master, TIOCSPTLCK, &unlock) || ioctl(job->pty_master, TIOCGPTN, &number)) return -1;
+  snprintf(path, sizeof path, "/dev/pts/%d", number);
+  if ((job->child_in = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0) return -1;
+  job->child_out = fcntl(job->child_in, F_DUPFD_CLOEXEC, 3);
+  job->child_err = fcntl(job->child_in, F_DUPFD_CLOEXEC, 3);
+  return job->child_out < 0 || job->child_err < 0 ? -1 : 0;
+}
+
+static int set_up_stdio(struct job *job, const char *input, int *fds, int nfds) {
+  const struct spawn *spec = &job->spec;
+  if (spec->flags & SPAWN_PTY) return open_terminal(job);
+  if (spec->flags & SPAWN_CAPTURE) {
+    if (pipe_to_us(&job->out, &job->child_out) || pipe_to_us(&job->err, &job->child_err)) return -1;
+    if ((job->child_in = stdin_with(input, spec->stdin_len)) < 0) return -1;
+  } else {
+    if (nfds < 3) return errno = EINVAL, -1;
+    job->child_in = fds[0], job->child_out = fds[1], job->child_err = fds[2];
+    fds[0] = fds[1] = fds[2] = -1;
+    if (nfds > 3) job->child_extra = fds[3], fds[3] = -1;
+  }
+  if (spec->flags & SPAWN_FORKABLE) {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) return -1;
+    job->forks = ends[0], job->child_forks = ends[1];
+    if (setsockopt(job->forks, SOL_SOCKET, SO_PASSCRED, &(int){1}, sizeof(int))) return -1;
+    if ((job->tell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) return -1;
+  }
+  if (spec->kind == KIND_PROGRAM && pipe_to_us(&job->res, &job->child_res)) return -1;
+  if (spec->kind == KIND_PROGRAM || spec->kind == KIND_SERVER) return pipe_to_them(&job->hand, &job->child_hand);
+  return 0;
+}
+
+static int split_strings(struct job *job, const char *body) {
+  const struct spawn *spec = &job->spec;
+  size_t len = (size_t)spec->strings_len + spec->cwd_len;
+  if (!(job->strings = malloc(len + 2))) return -1;
+  memcpy(job->strings, body, len);
+  job->strings[len] = job->strings[len + 1] = 0;
+  if (!(job->argv = calloc((size_t)spec->argc + spec->envc + 2, sizeof(char *)))) return -1;
+  job->envp = job->argv + spec->argc + 1;
+  char *at = job->strings, *end = job->strings + spec->strings_len;
+  for (uint32_t i = 0; i < spec->argc + spec->envc && at < end; i++, at += strlen(at) + 1)
+    *(i < spec->argc ? &job->argv[i] : &job->envp[i - spec->argc]) = at;
+  job->cwd = job->strings + spec->strings_len;
+  return 0;
+}
+
+static void close_child_ends(struct job *job) {
+  int *ends[] = {&job->child_in,  &job->child_out,   &job->child_err,  &job->child_res,
+                 &job->child_hand, &job->child_extra, &job->child_forks};
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+    if (*ends[i] >= 0) close(*ends[i]);
+    *ends[i] = -1;
+  }
+}
+
+/* Our own code (the zygote): no namespaces, no limits, the given descriptors as 3, 4, … */
+static void trusted_child(struct job *job, const int *fds, int count) {
+  if (sched_setaffinity(0, sizeof config.all_cpus, &config.all_cpus)) _exit(127);
+  for (int i = 0; i < count; i++)
+    if (dup2(fds[i], 400 + i) < 0) _exit(127); /* out of the way of the numbers they will get */
+  for (int i = 0; i < count; i++)
+    if (dup2(400 + i, 3 + i) < 0) _exit(127);
+  syscall(SYS_close_range, 3 + count, ~0u, 0);
+  execve(job->argv[0], job->argv, job->envp);
+  job->exec_errno = errno;
+  _exit(127);
+}
+
+static int spawn_trusted(struct job *job, const int *fds, int nfds) {
+  pid_t pid = vfork();
+  if (pid == 0) trusted_child(job, fds, nfds);
+  if (pid < 0) return job->failed_step = "vfork", -1;
+  job->init = pid;
+  job->pidfd = syscall(SYS_pidfd_open, pid, 0);
+  return job->pidfd < 0 ? (job->failed_step = "pidfd_open", -1) : 0;
+}
+
+static int start(struct job *job) {
+  job->above = job->view ? view_owner(job->view) : NULL;
+  return job_spawn(job, job->spec.kind == KIND_EXEC ? job_exec : become_program);
+}
+
+static int same_template(const struct spawn *a, const struct spawn *b) {
+  return a->kind == b->kind && a->flags == b->flags && a->memory == b->memory && a->processes == b->processes &&
+         a->nofile == b->nofile && a->profile == b->profile && a->view == b->view && a->fs_bytes == b->fs_bytes &&
+         (a->cpu_ns + 999999999) / 1000000000 == (b->cpu_ns + 999999999) / 1000000000;
+}
+
+static struct job *take_ahead(uint32_t id, const struct spawn *spec) {
+  if (!same_template(spec, &template)) return NULL;
+  for (int i = 0; i < jobs_end; i++)
+    if (jobs[i].used && !jobs[i].id && !jobs[i].ended && jobs[i].hand >= 0) {
+      jobs[i].id = id;
+      jobs[i].spec = *spec;
+      return &jobs[i];
+    }
+  return NULL;
+}
+
+static void drop_ahead(void) {
+  for (int i = 0; i < jobs_end; i++)
+    if (jobs[i].used && !jobs[i].id && !jobs[i].ended && !jobs[i].waiting) job_kill(&jobs[i], ENDED_HOST);
+}
+
+static uint32_t count_ahead(void) {
+  uint32_t count = 0;
+  for (int i = 0; i < jobs_end; i++) count += jobs[i].used && !jobs[i].id && !jobs[i].ended && !jobs[i].waiting;
+  return count;
+}
+
+static int free_jobs(void) {
+  int count = MAX_JOBS - jobs_end;
+  for (int i = 0; i < jobs_end; i++) count += !jobs[i].used;
+  return count;
+}
+
+static void fork_one_ahead(void) {
+  struct job *job = job_new(0, &template);
+  if (!job) return;
+  if (set_up_stdio(job, NULL, NULL, 0) || start(job)) {
+    ahead_wanted = 0; /* the next request will meet the same failure and report it */
+    job_free(job);
+    return;
+  }
+  close_child_ends(job);
+  job->main_outside = main_process(job);
+}
+
+/* An init for the next command, with its namespaces, cgroup and mounts. */
+static void prepare_command(void) {
+  struct spawn spec = {.kind = KIND_EXEC, .memory = 512 << 20, .processes = 50};
+  struct job *job = job_new(0, &spec);
+  if (!job) return;
+  job->waiting = 1;
+  if (job_spawn(job, job_exec)) {
+    command_wanted = 0;
+    job_free(job);
+  }
+}
+
+static struct job *take_waiting(uint32_t id, const struct spawn *spec) {
+  for (int i = 0; i < jobs_end; i++)
+    if (jobs[i].used && jobs[i].waiting && !jobs[i].ended) {
+      jobs[i].waiting = 0;
+      jobs[i].id = id;
+      jobs[i].spec = *spec;
+      return &jobs[i];
+    }
+  return NULL;
+}
+
+static int command_waits(void) {
+  for (int i = 0; i < jobs_end; i++)
+    if (jobs[i].used && jobs[i].waiting) return 1;
+  return 0;
+}
+
+static void spawn_failed(struct job *job, uint32_t id) {
+  int number = errno;
+  send_error(id, number, job && job->failed_step ? (const char *)job->failed_step : "start the job");
+  if (job) job_free(job);
+}
+
+static void do_spawn(const struct head *head, const char *body, int *fds, int nfds) {
+  struct spawn spec;
+  if (head->len < sizeof spec) return send_error(head->id, EPROTO, "short request");
+  memcpy(&spec, body, sizeof spec);
+  body += sizeof spec;
+  uint64_t need = sizeof spec + (uint64_t)spec.strings_len + spec.cwd_len + spec.stdin_len + spec.payload_len;
+  if (need != head->len || spec.profile > 3 || (!become_program && (spec.kind == KIND_PROGRAM || spec.kind == KIND_SERVER)))
+    return send_error(head->id, EPROTO, "malformed request");
+  if (spec.kind == KIND_PROGRAM && spec.ahead) {
+    if (!same_template(&spec, &template)) drop_ahead();
+    template = spec;
+    template.wall_ns = template.records = template.stdin_len = template.payload_len = 0;
+    ahead_wanted = spec.ahead;
+  }
+  struct job *job = spec.kind == KIND_PROGRAM ? take_ahead(head->id, &spec) : NULL;
+  if (spec.kind == KIND_EXEC && !spec.view) {
+    command_wanted = 1;
+    if ((job = take_waiting(head->id, &spec))) {
+      if (split_strings(job, body) || set_up_stdio(job, body + spec.strings_len + spec.cwd_len, fds, nfds) || job_go(job))
+        return spawn_failed(job, head->id);
+      close_child_ends(job);
+    }
+  }
+  if (!job) {
+    if (!(job = job_new(head->id, &spec))) return errno = EAGAIN, spawn_failed(NULL, head->id);
+    if (split_strings(job, body)) return spawn_failed(job, head->id);
+    int failed = spec.kind == KIND_TRUSTED
+                     ? spawn_trusted(job, fds, nfds)
+                     : set_up_stdio(job, body + spec.strings_len + spec.cwd_len, fds, nfds) || start(job);
+    if (failed) return spawn_failed(job, head->id);
+    close_child_ends(job);
+  }
+  job->started_ns = now_ns();
+  if (spec.wall_ns) job->deadline_ns = job->started_ns + spec.wall_ns;
+  if (job->hand >= 0) {
+    uint32_t len = spec.payload_len;
+    if (!(job->give = malloc(sizeof len + len))) return job_kill(job, ENDED_HOST);
+    memcpy(job->give, &len, sizeof len);
+    memcpy(job->give + sizeof len, body + spec.strings_len + spec.cwd_len + spec.stdin_len, len);
+    job->give_len = sizeof len + len;
+    hand_over(job);
+  }
+  if (spec.flags & SPAWN_NOTIFY) {
+    uint32_t pid = job->init;
+    send_frame(OP_STARTED, head->id, &pid, sizeof pid, NULL, 0, job->pty_master);
+    if (job->pty_master >= 0) close(job->pty_master), job->pty_master = -1;
+  }
+}
+
+static void do_kill(const struct head *head, const char *body) {
+  uint32_t words[2];
+  if (head->len != sizeof words) return send_error(head->id, EPROTO, "malformed request");
+  memcpy(words, body, sizeof words);
+  struct job *job = job_by_id(words[0]);
+  if (!job) return send_error(head->id, ESRCH, "no such execution");
+  if (!words[1]) job_kill(job, ENDED_HOST);
+  else {
+    pid_t pid = main_process(job);
+    if (pid <= 0 || kill(pid, words[1])) return send_error(head->id, pid <= 0 ? ESRCH : errno, "signal");
+  }
+  send_frame(OP_PONG, head->id, NULL, 0, NULL, 0, -1);
+}
+
+/* CPU time of the job so far (of its first process exactly, of the others by the tick), the first one's peak, and
+ * the limits that were hit since this was last asked. */
+static void do_usage(const struct head *head, const char *body) {
+  uint32_t id;
+  if (head->len != sizeof id) return send_error(head->id, EPROTO, "malformed request");
+  memcpy(&id, body, sizeof id);
+  struct job *job = job_by_id(id);
+  pid_t pid = job ? main_process(job) : 0;
+  struct timespec used;
+  if (pid <= 0 || clock_gettime(process_clock(pid), &used)) return send_error(head->id, ESRCH, "no such execution");
+  watch_jobs();
+  uint64_t own = used.tv_sec * 1000000000ull + used.tv_nsec;
+  slot_read_hits(job);
+  uint64_t words[3] = {own > job->watched_cpu_ns ? own : job->watched_cpu_ns, peak_of(pid), job->hits};
+  job->hits = 0;
+  send_frame(OP_PONG, head->id, words, sizeof words, NULL, 0, -1);
+}
+
+/* Four filters (a length and bytes each), then the paths that stay writable; descriptors: the cgroup folders. */
+static int do_config(const struct head *head, const char *body, int *fds, int nfds) {
+  size_t at = 0;
+  for (int i = 0; i < 4; i++) {
+    uint32_t len;
+    if (head->len - at < sizeof len) return -1;
+    memcpy(&len, body + at, sizeof len);
+    at += sizeof len;
+    if (head->len - at < len || len % 8 || len / 8 > 4096) return -1;
+    if (!(config.filter[i].code = malloc(len + 1))) return -1;
+    memcpy(config.filter[i].code, body + at, len);
+    config.filter[i].count = len / 8;
+    at += len;
+  }
+  if (head->len - at < 1 || head->len - at >= sizeof config.write_paths) return -1;
+  int kinds = body[at++]; /* 0: no cgroups, 1: version 1 (memory, pids), 2: version 2 */
+  memcpy(config.write_paths, body + at, head->len - at);
+  if (kinds == 1 && nfds == 2) config.cgroup_memory = fds[0], config.cgroup_pids = fds[1], fds[0] = fds[1] = -1;
+  if (kinds == 2 && nfds == 1) config.cgroup_v2 = fds[0], fds[0] = -1;
+  return send_frame(OP_PONG, head->id, NULL, 0, NULL, 0, -1);
+}
+
+static int handle_request(void) {
+  static char *body;
+  static size_t room;
+  struct head head;
+  int fds[MAX_FDS], nfds = 0;
+  if (receive_head(&head, fds, &nfds)) return -1;
+  if (head.len + 1 > room || room > (1 << 20)) {
+    free(body);
+    room = head.len + 1 < 65536 ? 65536 : head.len + 1;
+    if (!(body = malloc(room))) return -1;
+  }
+  if (read_exactly(body, head.len)) return -1;
+  if (head.op == OP_PING) send_frame(OP_PONG, head.id, body, head.len, NULL, 0, -1);
+  else if (head.op == OP_SPAWN) do_spawn(&head, body, fds, nfds);
+  else if (head.op == OP_KILL) do_kill(&head, body);
+  else if (head.op == OP_USAGE) do_usage(&head, body);
+  else if (head.op == OP_CONFIG) {
+    if (do_config(&head, body, fds, nfds)) send_error(head.id, EPROTO, "malformed configuration");
+  } else if (head.op == OP_VIEW && head.len == 8) {
+    uint32_t words[2];
+    memcpy(words, body, sizeof words);
+    if (words[1] ? view_add(words[0], words[1]) : view_close(words[0])) send_error(head.id, errno, "no such view");
+    else send_frame(OP_PONG, head.id, NULL, 0, NULL, 0, -1);
+  } else if (forks_command(&head, body, fds, nfds)) send_error(head.id, ENOSYS, "unknown request");
+  for (int i = 0; i < nfds; i++)
+    if (fds[i] >= 0) close(fds[i]);
+  return 0;
+}
+
+/* ---- the loop ---- */
+
+static int jobs_to_watch(uint64_t now) {
+  for (int i = 0; i < jobs_end; i++)
+    if (jobs[i].used && jobs[i].id && jobs[i].spec.kind != KIND_TRUSTED && now - jobs[i].started_ns > WATCH_EVERY_NS / 4) return 1;
+  return 0;
+}
+
+static int next_timeout_ms(uint64_t now) {
+  uint64_t next = UINT64_MAX;
+  int running = 0;
+  for (int i = 0; i < jobs_end; i++) {
+    struct job *job = &jobs[i];
+    if (!job->used || !job->id || job->ended) continue;
+    if (job->deadline_ns && job->deadline_ns < next) next = job->deadline_ns;
+    running |= job->spec.kind != KIND_TRUSTED;
+  }
+  if (running && next_watch_ns < next) next = next_watch_ns;
+  if (next == UINT64_MAX) return -1;
+  if (next <= now) return 0;
+  uint64_t ms = (next - now + 999999) / 1000000;
+  return ms > 60000 ? 60000 : (int)ms;
+}
+
+static int is_late(const struct job *job, uint64_t now) {
+  return job->used && job->id && !job->ended && job->deadline_ns && now >= job->deadline_ns;
+}
+
+static void enforce_time(uint64_t now) {
+  int late = 0;
+  for (int i = 0; i < jobs_end; i++) late |= is_late(&jobs[i], now);
+  if (late) watch_jobs(); /* what they used so far: the kernel does not tell of the killed */
+  for (int i = 0; late && i < jobs_end; i++)
+    if (is_late(&jobs[i], now)) job_kill(&jobs[i], ENDED_WALL);
+  if (now < next_watch_ns) return;
+  if (jobs_to_watch(now)) watch_jobs();
+  next_watch_ns = now + WATCH_EVERY_NS;
+}
+
+struct place {
+  struct job *job;
+  int which;
+};
+
+static int add(struct pollfd *set, struct place *places, int count, struct job *job, int fd, int which, short events) {
+  if (fd < 0) return count;
+  set[count] = (struct pollfd){fd, events, 0};
+  places[count] = (struct place){job, which};
+  return count + 1;
+}
+
+static void react(const struct place *place) {
+  struct job *job = place->job;
+  if (!job->used) return;
+  if (place->which == 1) drain(job, &job->out, &job->obuf);
+  if (place->which == 2) drain(job, &job->err, &job->ebuf);
+  if (place->which == 3) {
+    drain(job, &job->res, &job->rbuf);
+    count_records(job);
+    if (job->said_end && job->id && !job->ended) end_early(job);
+  }
+  if (place->which == 4) hand_over(job);
+  if (place->which == 6) forks_hello(job);
+  if (place->which == 7) job_main_ended(job);
+  if (place->which == 5) finish(job);
+}
+
+int serve(int control_socket, fork_job become) {
+  static struct pollfd set[MAX_JOBS * 7 + 1];
+  static struct place places[MAX_JOBS * 7 + 1];
+  control = control_socket;
+  become_program = become;
+  for (;;) {
+    uint64_t now = now_ns();
+    int refill = become && count_ahead() < ahead_wanted && free_jobs() > 8;
+    int count = add(set, places, 0, NULL, control, 0, POLLIN);
+    for (int i = 0; i < jobs_end; i++) {
+      struct job *job = &jobs[i];
+      if (!job->used) continue;
+      count = add(set, places, count, job, job->out, 1, POLLIN);
+      count = add(set, places, count, job, job->err, 2, POLLIN);
+      count = add(set, places, count, job, job->res, 3, POLLIN);
+      if (job->give) count = add(set, places, count, job, job->hand, 4, POLLOUT);
+      count = add(set, places, count, job, job->forks, 6, POLLIN);
+      count = add(set, places, count, job, job->tell, 7, POLLIN);
+      count = add(set, places, count, job, job->pidfd, 5, POLLIN);
+    }
+    int prepare = command_wanted && !command_waits() && free_jobs() > 8;
+    int ready = poll(set, count, refill || prepare ? 0 : next_timeout_ms(now));
+    if (ready < 0 && errno != EINTR) return -1;
+    if (ready == 0 && refill) fork_one_ahead();
+    if (ready == 0 && prepare) prepare_command();
+    enforce_time(now_ns());
+    if (ready <= 0) continue;
+    for (int i = 1; i < count; i++)
+      if (set[i].revents) react(&places[i]);
+    if (set[0].revents && handle_request()) return 0; /* the host is gone */
+  }
+}

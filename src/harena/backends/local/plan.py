@@ -1,0 +1,240 @@
+"""Decides what a box can see: turns a Spec into the plan that native/box.c carries out, word by word."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harena.errors import SpecError
+from harena.sandbox.spec import MB, WORKSPACE, Mount, Spec
+
+AGENT = "/.harena"
+"""Where the box sees guest.py and the native library."""
+SITE = f"{AGENT}/site"
+"""Where the packages named in a spec are visible."""
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+SYSTEM_LINKS = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
+PASSWD = "root:x:0:0::/:/sbin/nologin\nbox:x:1000:1000::/workspace:/bin/sh\nnobody:x:65534:65534::/:/sbin/nologin\n"
+GROUP = "root:x:0:\nbox:x:1000:\nnogroup:x:65534:\n"
+RESERVED = ("/proc", "/dev", "/sys", AGENT)
+COVERED = (*RESERVED, "/tmp", WORKSPACE)
+"""Where the box has something of its own, so that a Python of the host that lies there is shown elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    executable: str
+    """As the box sees it."""
+    folders: tuple[str, ...]
+    """Of the host, to be visible at the same place unless the box has something else there."""
+    hidden: tuple[str, ...] = ()
+    """Below those, to be empty in the box."""
+
+
+def plan(spec: Spec, *, agent: Path, native: Path | None) -> tuple[list[str], Python]:
+    """The words that build the box's root, and the Python it has. Raises SpecError for what cannot be shown."""
+    python = find_python(spec)
+    words: list[str] = ["host", spec.hostname]
+    words += _rootfs(Path(spec.rootfs)) if spec.rootfs else _host_system()
+    words += ["file", "/etc/passwd", PASSWD, "file", "/etc/group", GROUP]
+    words += ["file", "/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n"]
+    for folder in python.folders:
+        words += ["bind", folder, _shown_at(folder), "ro"]
+    python = dataclasses.replace(
+        python, executable=_shown_at(python.executable), hidden=tuple(map(_shown_at, python.hidden))
+    )
+    for folder in python.hidden:
+        words += ["tmpfs", folder, "size=4k,nr_inodes=2,mode=555", "ro", folder]
+    words += ["bind", str(agent), f"{AGENT}/guest.py", "ro"]
+    if native is not None:
+        words += ["bind", str(native / "zygote.so"), f"{AGENT}/zygote.so", "ro"]
+        words += ["bind", str(native / "harena-box"), f"{AGENT}/init", "ro"]
+    for entry in package_entries(spec.packages):
+        words += ["bind", str(entry), f"{SITE}/{entry.name}", "ro"]
+    words += ["proc", "/proc", "tmpfs", "/dev", "size=64k,mode=755"]
+    for name in DEVICES:
+        words += ["bind", f"/dev/{name}", f"/dev/{name}", "dev"]
+    words += ["devpts", "/dev/pts", "link", "pts/ptmx", "/dev/ptmx"]
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        words += ["link", f"/proc/self/fd{target}", f"/dev/{name}"]
+    size = f"size={spec.workspace_mb * MB},nr_inodes={max(16384, spec.workspace_mb * 64)}"
+    words += ["tmpfs", "/dev/shm", f"{size},mode=1777", "tmpfs", "/tmp", f"{size},mode=1777", "ro", "/dev"]
+    words += ["tmpfs", WORKSPACE, f"{size},mode=755"]
+    for mount in spec.mounts:
+        words += _mount(mount)
+    return words, python
+
+
+def writable_paths(spec: Spec) -> list[str]:
+    """What Landlock leaves writable; the mounts themselves decide first."""
+    return [WORKSPACE, "/tmp", "/dev", *(mount.target for mount in spec.mounts if mount.writable)]
+
+
+def environment(spec: Spec, python: Python) -> dict[str, str]:
+    home = str(Path(python.executable).parent)
+    path = "/usr/local/bin:/usr/bin:/bin"
+    env = {
+        "PATH": path if home == "/usr/bin" else f"{home}:{path}",
+        "HOME": WORKSPACE,
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "USER": "box",
+    }
+    if spec.packages:
+        env["PYTHONPATH"] = SITE
+    return env | dict(spec.env)
+
+
+def _host_system() -> list[str]:
+    words = ["bind", "/usr", "/usr", "ro"]
+    for name in SYSTEM_LINKS:
+        path = Path("/", name)
+        if path.is_symlink():
+            words += ["link", os.readlink(path), f"/{name}"]
+        elif path.is_dir():
+            words += ["bind", f"/{name}", f"/{name}", "ro"]
+    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
+        if os.path.exists(name):
+            words += ["bind", name, name, "ro"]
+    return words
+
+
+def _rootfs(root: Path) -> list[str]:
+    if not root.is_dir():
+        raise SpecError(f"rootfs {root}: not a folder")
+    words: list[str] = []
+    for path in sorted(root.iterdir()):
+        if path.name in {"proc", "dev", "sys", "tmp", "run", "workspace", "etc", ".harena"}:
+            continue
+        if path.is_symlink():
+            words += ["link", os.readlink(path), f"/{path.name}"]
+        elif path.is_dir():
+            words += ["bind", str(path), f"/{path.name}", "ro"]
+    etc = root / "etc"
+    for path in sorted(etc.iterdir()) if etc.is_dir() else ():
+        if path.name in {"passwd", "group", "hosts", "shadow", "gshadow", "resolv.conf", "mtab"}:
+            continue
+        if path.is_symlink():
+            words += ["link", os.readlink(path), f"/etc/{path.name}"]
+        elif path.is_dir() or path.is_file():
+            words += ["bind", str(path), f"/etc/{path.name}", "ro"]
+    return words
+
+
+def _mount(mount: Mount) -> list[str]:
+    target = "/" + os.path.normpath(mount.target).lstrip("/")
+    if target in {"/", "/tmp", WORKSPACE} or _lies_in(target, RESERVED):
+        raise SpecError(f"mount target {mount.target}: the box keeps this place for itself")
+    source = os.path.abspath(mount.source)
+    if not os.path.exists(source):
+        raise SpecError(f"mount source {mount.source}: does not exist")
+    return ["bind", source, target, "rw" if mount.writable else "ro"]
+
+
+def _lies_in(path: str, places: Iterable[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)
+
+
+def _shown_at(path: str) -> str:
+    """Where the box sees a path of its Python."""
+    return f"{AGENT}/python{path}" if _lies_in(path, COVERED) else path
+
+
+def find_python(spec: Spec) -> Python:
+    if spec.rootfs:
+        return _python_in_rootfs(spec)
+    if spec.python is None:
+        return _own_python()
+    return _other_python(Path(spec.python))
+
+
+def _python_in_rootfs(spec: Spec) -> Python:
+    wanted = spec.python or "/usr/bin/python3"
+    if spec.packages:
+        raise SpecError("packages: with a rootfs, install them in the rootfs")
+    return Python(wanted, ())
+
+
+def _own_python() -> Python:
+    """The interpreter that runs Harena, with its standard library and without its packages."""
+    executable = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    if not executable.exists():
+        executable = Path(os.path.realpath(sys.executable))
+    hidden = {
+        sysconfig.get_path(name, vars={"base": sys.base_prefix, "platbase": sys.base_prefix})
+        for name in ("purelib", "platlib")
+    }
+    if sys.base_prefix == "/usr":
+        hidden |= {"/usr/lib/python3/dist-packages", "/usr/local/lib"}
+    folders = () if sys.base_prefix == "/usr" else (sys.base_prefix,)
+    return Python(str(executable), folders, outermost(path for path in hidden if os.path.isdir(path)))
+
+
+def outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Without those that lie below another: an empty folder cannot hold a mount point."""
+    found: list[str] = []
+    for path in sorted(paths):
+        if not any(path.startswith(f"{other}/") for other in found):
+            found.append(path)
+    return tuple(found)
+
+
+def _other_python(path: Path) -> Python:
+    """An interpreter or a virtual environment of the host, with all of its packages."""
+    executable = path / "bin" / "python3" if path.is_dir() else path
+    if not os.access(executable, os.X_OK):
+        raise SpecError(f"python {path}: no interpreter there")
+    folders: list[str] = []
+    shown = executable.absolute()
+    prefix = shown.parent.parent
+    is_venv = (prefix / "pyvenv.cfg").is_file()
+    if is_venv:
+        folders.append(str(prefix))
+    real = Path(os.path.realpath(executable))
+    base = str(real.parent.parent)
+    if not str(real).startswith("/usr/"):
+        if is_venv and base != str(prefix) and _lies_in(base, COVERED):
+            raise SpecError(
+                f"python {path}: its base {base} lies where the box has its own files; make it from another Python"
+            )
+        folders.append(base)
+        if not is_venv and not _lies_in(str(shown), ("/usr", base)):
+            shown = real  # a link from elsewhere, which the box does not see
+    return Python(str(shown), tuple(dict.fromkeys(folders)))
+
+
+def package_entries(names: tuple[str, ...]) -> list[Path]:
+    """What the named distributions, and what they require, put at the top of site-packages."""
+    entries: dict[str, Path] = {}
+    todo, done = list(names), set[str]()
+    while todo:
+        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
+        if name in done:
+            continue
+        done.add(name)
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise SpecError(f"packages: {name} is not installed beside Harena") from None
+        for file in found.files or ():
+            top = file.parts[0]
+            if top not in {"..", "__pycache__"}:
+                entries[top] = Path(str(found.locate_file(top)))
+        todo += [match[0] for text in found.requires or () if (match := _required(text))]
+    return [path for path in entries.values() if path.exists()]
+
+
+def _required(text: str) -> re.Match[str] | None:
+    """The name in a requirement that applies here; extras and other platforms are left out."""
+    requirement, _, marker = text.partition(";")
+    if "extra" in marker or ("platform" in marker and "linux" not in marker.lower()) or "python_version <" in marker:
+        return None
+    return re.match(r"[A-Za-z0-9._-]+", requirement.strip())

@@ -1,0 +1,70 @@
+"""The record of live boxes on this machine: one small file each, removed by the box's keeper when the box ends.
+
+A box whose host process was killed ends by itself, and its keeper cleans up. Only when both were killed at once does
+something stay behind (an empty cgroup, the record); the next start sweeps it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+from pathlib import Path
+
+from harena.backends.local import cgroups
+from harena.errors import IsolationUnavailable
+
+
+@functools.cache
+def folder() -> Path:
+    uid = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if uid == 0 and os.access("/run", os.W_OK):
+        path = Path("/run/harena")
+    elif runtime and os.access(runtime, os.W_OK):
+        path = Path(runtime, "harena")
+    else:
+        path = Path("/tmp", f"harena-{uid}")
+    path.mkdir(mode=0o700, exist_ok=True)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != uid or info.st_mode & 0o077:
+        raise IsolationUnavailable(
+            f"{path} belongs to somebody else", fix="remove it, or set XDG_RUNTIME_DIR to a folder of yours"
+        )
+    return path
+
+
+def record(box: str) -> Path:
+    path = folder() / box
+    path.write_text(f"{os.getpid()} {_started(os.getpid())}\n")
+    return path
+
+
+def sweep() -> int:
+    """Removes what boxes left whose owner is gone and whose keeper had no chance. Returns how many."""
+    alive: set[str] = set()
+    stale: list[Path] = []
+    for path in folder().iterdir():
+        try:
+            pid, started = path.read_text().split()
+        except (OSError, ValueError):
+            continue
+        if _started(int(pid)) == started:
+            alive.add(path.name)
+        else:
+            stale.append(path)
+    if not stale:
+        return 0
+    place = cgroups.find()
+    for path in stale:
+        cgroups.remove(place, path.name)
+        path.unlink(missing_ok=True)
+    return len(stale)
+
+
+def _started(pid: int) -> str:
+    """A pid alone may have been given to another process since."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except OSError:
+        return "gone"

@@ -1,0 +1,105 @@
+"""Every exception Harena raises. The guest's failure is a value (`Verdict`); these are the caller's or the platform's.
+
+HarenaError
+├── SpecError                a bad argument: refused before anything changed                  (also ValueError)
+├── IsolationUnavailable     this host cannot enforce what was asked for; names the fix
+├── BackendUnavailable       an unknown backend, or one whose extra is not installed
+├── BoxError                 the platform failed; `retry` says whether trying again is safe
+│   ├── BoxLost              the box died or talked nonsense in the middle of an operation
+│   ├── BoxClosed            the box was closed, or its idle or lifetime clock ran out
+│   ├── StartTimeout         the start clock ran out before the box was ready            (also TimeoutError)
+│   └── QueueTimeout         the queue clock ran out before the pool could admit         (also TimeoutError)
+├── WireError                bytes from a box that the closed schema refuses
+└── BoxFileError             a file operation the box refused                                 (also OSError)
+    ├── BoxFileNotFound                                                              (also FileNotFoundError)
+    └── BoxFileTooLarge      more bytes than the cap allows: raise `max_bytes` to read it
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+
+
+class Retry(enum.Enum):
+    SAFE = "safe"
+    """Nothing was started; the same call may be made again."""
+    UNKNOWN = "unknown"
+    """The guest may have run; retry only what is idempotent."""
+    NEVER = "never"
+    """The same call will fail in the same way."""
+
+
+class HarenaError(Exception):
+    """Base of everything Harena raises on purpose."""
+
+
+class SpecError(HarenaError, ValueError):
+    """An argument cannot be used. Raised before anything changed."""
+
+
+class IsolationUnavailable(HarenaError):
+    """The host cannot enforce what was asked for. Harena never starts a weaker box instead."""
+
+    def __init__(self, missing: str, *, fix: str = "run `harena doctor` for what this host can enforce") -> None:
+        super().__init__(f"{missing}: {fix}")
+        self.missing = missing
+        self.fix = fix
+
+
+class BackendUnavailable(HarenaError):
+    """The backend's name is unknown, or the extra that carries it is not installed."""
+
+
+class BoxError(HarenaError):
+    """The platform failed, not the guest."""
+
+    def __init__(self, message: str, *, retry: Retry = Retry.UNKNOWN) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+class BoxLost(BoxError):
+    """The box ended or broke its protocol during an operation."""
+
+
+class BoxClosed(BoxError):
+    """The box is closed; make or lease another one."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry=Retry.NEVER)
+
+
+class StartTimeout(BoxError, TimeoutError):
+    """`Clocks.start_s` ran out; nothing of the guest had run."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry=Retry.SAFE)
+
+
+class QueueTimeout(BoxError, TimeoutError):
+    """`Clocks.queue_s` ran out; raise it, or the pool's `max_live`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry=Retry.SAFE)
+
+
+class WireError(HarenaError):
+    """A box sent bytes that are not a message of ours. The box is not used again."""
+
+
+class BoxFileError(HarenaError, OSError):
+    """The box answered a file operation with an error."""
+
+
+class BoxFileNotFound(BoxFileError, FileNotFoundError):
+    """No such file or folder in the box."""
+
+
+class BoxFileTooLarge(BoxFileError):
+    """The file, folder or listing is larger than the cap of the call."""
+
+
+def file_error(number: int, path: str, detail: str = "") -> BoxFileError:
+    kind = {errno.ENOENT: BoxFileNotFound, errno.EFBIG: BoxFileTooLarge}.get(number, BoxFileError)
+    return kind(number, detail or errno.errorcode.get(number, f"errno {number}"), path)

@@ -1,0 +1,517 @@
+"""Async twins of Sandbox, SandboxPool and Process: the same boxes, each call awaited in a thread of its own.
+
+A cancelled call closes the box, because nobody knows what it was doing; one that ends by itself within a moment leaves
+the box as it is. Something that was being made when the call was cancelled (a box, a lease, a fork, a process) is ended
+as soon as it is there. A cancelled `map` is given up at its next result, at the latest after its `wall_s`. Reading from
+a process and waiting for it may be cancelled freely: nothing is lost and the process goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import functools
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from harena.errors import BoxClosed
+from harena.sandbox.files import MAX_ENTRIES, Snapshot
+from harena.sandbox.pool import Determinism, SandboxPool
+from harena.sandbox.process import CHUNK, Process, Stream
+from harena.sandbox.session import Sandbox
+from harena.sandbox.spec import MB, Clocks, FileInfo, Limits, Result, Spec
+
+CALLS = 256
+"""Calls that block at once, in all loops of the process; more of them queue."""
+CONTROLS = 32
+"""Threads kept apart for what ends things: it must not queue behind the calls it is to end."""
+MOMENT_S = 0.05
+"""How long a cancelled call may take to end by itself before the box is closed."""
+SLICE_S = 0.5
+"""A wait is made of pieces of this length, so that a cancelled one frees its thread."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@functools.cache
+def _threads(kind: str) -> concurrent.futures.ThreadPoolExecutor:
+    count = {"calls": CALLS, "control": CONTROLS}[kind]
+    name = "harena-async" if kind == "calls" else "harena-async-control"
+    return concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix=name)
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads
+
+
+async def _control(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """For what is short and ends things."""
+    return await asyncio.wrap_future(_threads("control").submit(function, *args, **kwargs))
+
+
+async def _guarded(close: Callable[[str], object], function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """A call of a box; when it is cancelled, the box ends with it."""
+    job = _threads("calls").submit(function, *args, **kwargs)
+    try:
+        return await asyncio.wrap_future(job)
+    except asyncio.CancelledError:
+        if not job.cancel():
+            await _to_the_end(_control(_end, job, close))
+        raise
+
+
+def _end(job: concurrent.futures.Future[Any], close: Callable[[str], object]) -> None:
+    concurrent.futures.wait([job], timeout=MOMENT_S)
+    if not job.done():
+        close("a call was cancelled before its end")
+        concurrent.futures.wait([job], timeout=5)
+
+
+async def _to_the_end(awaitable: Awaitable[object]) -> None:
+    """Waits for it however often the waiting task is cancelled meanwhile, and is cancelled then."""
+    task = asyncio.ensure_future(awaitable)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _made(discard: Callable[[T], object], make: Callable[[], T]) -> T:
+    """Something new; when the call is cancelled, whoever still makes it throws it away."""
+    job = _threads("calls").submit(make)
+    try:
+        return await asyncio.wrap_future(job)
+    except asyncio.CancelledError:
+        job.add_done_callback(functools.partial(_discard, discard))
+        raise
+
+
+def _discard(discard: Callable[[T], object], job: concurrent.futures.Future[T]) -> None:
+    if not job.cancelled() and job.exception() is None:
+        discard(job.result())
+
+
+class AsyncStream:
+    """What a process writes, as it comes: `async for chunk in process.stdout`."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._turn = asyncio.Lock()
+        self._ready = asyncio.Event()
+        self._open = True
+        # The loop watches a descriptor of its own: another thread may close the stream's, and its number be reused.
+        self._watched = os.dup(stream.fileno())
+        self._release = weakref.finalize(self, os.close, self._watched)
+
+    async def read(self, max_bytes: int = CHUNK, timeout_s: float | None = None) -> bytes:
+        """Some bytes as soon as there are any; b"" at the end. TimeoutError when nothing came in time."""
+        async with asyncio.timeout(timeout_s), self._turn:
+            try:
+                while self._open:
+                    try:
+                        data = self._stream.read(max_bytes, 0.0)
+                    except TimeoutError:
+                        await self._readable()
+                        continue
+                    self._open = bool(data)
+                    return data
+                return b""
+            finally:
+                if not self._open:
+                    self._release()
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ready.clear()
+        loop.add_reader(self._watched, self._ready.set)
+        try:
+            await self._ready.wait()
+        finally:
+            loop.remove_reader(self._watched)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while chunk := await self.read():
+            yield chunk
+
+    def close(self) -> None:
+        """Nothing more is read; whoever waits for it gets the end."""
+        self._open = False
+        self._ready.set()
+        if not self._turn.locked():
+            self._release()
+
+
+class AsyncProcess:
+    """A live command in a box; the twin of Process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.stdout = AsyncStream(process.stdout)
+        self.stderr = AsyncStream(process.stderr) if process.stderr is not None else None
+        self._unread: tuple[list[bytes], list[bytes]] = ([], [])
+        self._turn = asyncio.Lock()
+        self._result: Result | None = None
+
+    async def write(self, data: bytes) -> None:
+        """To its stdin. BrokenPipeError when it reads no more. Cancelled while it reads too slowly, the process ends:
+        nobody knows how much of it was written."""
+        await _guarded(lambda _: self._process.close(), self._process.write, data)
+
+    def close_stdin(self) -> None:
+        self._process.close_stdin()
+
+    async def send_signal(self, number: int) -> None:
+        """To the first process alone; `kill` ends all of them. Does nothing when it has ended."""
+        await _control(self._process.send_signal, number)
+
+    async def kill(self) -> None:
+        """Ends the whole tree of processes."""
+        await _control(self._process.kill)
+
+    def resize(self, rows: int, cols: int) -> None:
+        self._process.resize(rows, cols)
+
+    async def wait(self, timeout_s: float | None = None) -> Result:
+        """Its end, with what was not read yet. TimeoutError when it has not ended in time; it goes on."""
+        try:
+            async with asyncio.timeout(timeout_s), self._turn:
+                if self._result is None:
+                    self._result = await self._end()
+                return self._result
+        except TimeoutError:
+            raise TimeoutError(f"the process has not ended within timeout_s={timeout_s:g}; it goes on") from None
+
+    async def _end(self) -> Result:
+        self._process.close_stdin()
+        streams = [self.stdout] if self.stderr is None else [self.stdout, self.stderr]
+        await asyncio.gather(*map(_collect, streams, self._unread))
+        while True:
+            try:
+                job = _threads("calls").submit(self._process.wait, SLICE_S)
+                result = await asyncio.wrap_future(job)
+            except TimeoutError:
+                continue
+            stdout, stderr = map(b"".join, self._unread)
+            return dataclasses.replace(result, stdout=stdout + result.stdout, stderr=stderr + result.stderr)
+
+    async def close(self) -> None:
+        """Ends it if it still runs, and lets go of its streams. Idempotent."""
+        try:
+            await _to_the_end(_control(self._process.close))
+        finally:
+            self.stdout.close()
+            if self.stderr is not None:
+                self.stderr.close()
+
+    async def __aenter__(self) -> AsyncProcess:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+async def _collect(stream: AsyncStream, into: list[bytes]) -> None:
+    async for chunk in stream:
+        into.append(chunk)
+
+
+class AsyncSandbox:
+    """A box; the twin of Sandbox. Made by `async with AsyncSandbox() as box` or `await AsyncSandbox.create()`."""
+
+    def __init__(
+        self,
+        spec: Spec | None = None,
+        *,
+        backend: str = "local",
+        limits: Limits | None = None,
+        clocks: Clocks | None = None,
+    ) -> None:
+        self._make = functools.partial(Sandbox, spec, backend=backend, limits=limits, clocks=clocks)
+        self._box: Sandbox | None = None
+
+    @classmethod
+    async def create(
+        cls,
+        spec: Spec | None = None,
+        *,
+        backend: str = "local",
+        limits: Limits | None = None,
+        clocks: Clocks | None = None,
+    ) -> AsyncSandbox:
+        return await cls(spec, backend=backend, limits=limits, clocks=clocks).__aenter__()
+
+    @classmethod
+    def of(cls, box: Sandbox) -> AsyncSandbox:
+        """The async side of a box that is there already."""
+        this = cls()
+        this._box = box
+        return this
+
+    async def __aenter__(self) -> AsyncSandbox:
+        if self._box is None:
+            self._box = await _made(_close, self._make)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self, reason: str = "it was closed") -> None:
+        """Ends everything in the box. Forks of it live on. Idempotent."""
+        if self._box is not None:
+            await _to_the_end(_control(self._box.close, reason))
+
+    @property
+    def sync(self) -> Sandbox:
+        """The box itself; its methods block."""
+        if self._box is None:
+            raise BoxClosed("the box is not made yet: `async with` it, or use `await AsyncSandbox.create()`")
+        return self._box
+
+    @property
+    def id(self) -> str:
+        return self.sync.id
+
+    @property
+    def lineage(self) -> tuple[str, ...]:
+        """The ids of the boxes this one was forked from, the oldest first."""
+        return self.sync.lineage
+
+    @property
+    def left_behind(self) -> int:
+        """Processes of the parent that a fork did not take along."""
+        return self.sync.left_behind
+
+    @property
+    def alive(self) -> bool:
+        """False before the box is made, and once it is closed or has hung up."""
+        return self._box is not None and self._box.alive
+
+    @property
+    def closed(self) -> bool:
+        return self._box is not None and self._box.closed
+
+    def __repr__(self) -> str:
+        return f"<AsyncSandbox {self._box.id if self._box else 'not made'}{' closed' if self.closed else ''}>"
+
+    async def _call(self, method: Callable[Concatenate[Sandbox, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await _guarded(self.sync.close, method, self.sync, *args, **kwargs)
+
+    # ---- commands and Python ----
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+    ) -> Result:
+        """Runs a command to its end. What it left running ends with it; `start` is for what should stay."""
+        return await self._call(Sandbox.exec, argv, stdin=stdin, env=env, cwd=cwd, limits=limits)
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+        pty: bool = False,
+        rows: int = 24,
+        cols: int = 80,
+    ) -> AsyncProcess:
+        """Starts a command and returns at once. With `pty` it has a terminal, and stderr comes with stdout."""
+        start = functools.partial(self.sync.start, env=env, cwd=cwd, limits=limits, pty=pty, rows=rows, cols=cols)
+        return AsyncProcess(await _made(Process.close, functools.partial(start, argv)))
+
+    async def run(self, source: str, *, limits: Limits | None = None) -> Result:
+        """Runs source in the box's persistent interpreter, which keeps its variables until it ends."""
+        return await self._call(Sandbox.run, source, limits=limits)
+
+    async def call(
+        self,
+        source: str,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        limits: Limits | None = None,
+    ) -> Result:
+        """Calls a function that source defines, in a process of its own, with JSON arguments; `value` is its answer."""
+        return await self._call(Sandbox.call, source, name, args, kwargs, limits=limits)
+
+    async def ping(self) -> None:
+        await self._call(Sandbox.ping)
+
+    async def fork(self, count: int = 1) -> list[AsyncSandbox]:
+        """Copies of the live box: the interpreter's memory and the workspace go along, copy on write."""
+        boxes = await _made(_close_all, functools.partial(self.sync.fork, count))
+        return [AsyncSandbox.of(box) for box in boxes]
+
+    # ---- files ----
+
+    async def read(self, path: str, max_bytes: int = 16 * MB) -> bytes:
+        """A file's contents; BoxFileTooLarge when there is more than the cap."""
+        return await self._call(Sandbox.read, path, max_bytes)
+
+    async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
+        """Replaces a file in one step; its folders are made."""
+        await self._call(Sandbox.write, path, data, mode=mode)
+
+    async def sha256(self, path: str) -> str:
+        """The digest of a file, computed in the box."""
+        return await self._call(Sandbox.sha256, path)
+
+    async def remove(self, path: str) -> None:
+        """A file, or a folder with all it holds."""
+        await self._call(Sandbox.remove, path)
+
+    async def upload(self, source: str | os.PathLike[str], path: str = ".") -> int:
+        """Copies a folder of the host into the box; returns the number of entries."""
+        return await self._call(Sandbox.upload, source, path)
+
+    async def download(self, path: str, target: str | os.PathLike[str], *, max_bytes: int = 256 * MB) -> int:
+        """Copies a folder of the box to the host; returns the number of entries."""
+        return await self._call(Sandbox.download, path, target, max_bytes=max_bytes)
+
+    async def snapshot(self) -> Snapshot:
+        """The workspace as it is now. What the interpreter holds in memory is not part of it: `fork` takes that."""
+        return await self._call(Sandbox.snapshot)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        await self._call(Sandbox.restore, snapshot)
+
+    # Last, because in the class its name hides the type.
+    async def list(
+        self, path: str = ".", *, recursive: bool = False, max_entries: int = MAX_ENTRIES
+    ) -> Sequence[FileInfo]:
+        return await self._call(Sandbox.list, path, recursive=recursive, max_entries=max_entries)
+
+
+def _close(box: Sandbox) -> None:
+    box.close("the call that made it was cancelled")
+
+
+def _close_all(boxes: Sequence[Sandbox]) -> None:
+    for box in boxes:
+        _close(box)
+
+
+class AsyncSandboxPool:
+    """Warm boxes; the twin of SandboxPool. Made by `async with AsyncSandboxPool() as pool` or `await create()`."""
+
+    def __init__(
+        self,
+        spec: Spec | None = None,
+        *,
+        warm: int | None = None,
+        backend: str = "local",
+        limits: Limits | None = None,
+        clocks: Clocks | None = None,
+        max_live: int | None = None,
+        max_starting: int = 2,
+        stragglers: int = 4,
+    ) -> None:
+        self._make = functools.partial(
+            SandboxPool,
+            spec,
+            warm=warm,
+            backend=backend,
+            limits=limits,
+            clocks=clocks,
+            max_live=max_live,
+            max_starting=max_starting,
+            stragglers=stragglers,
+        )
+        self._pool: SandboxPool | None = None
+
+    @classmethod
+    async def create(
+        cls,
+        spec: Spec | None = None,
+        *,
+        warm: int | None = None,
+        backend: str = "local",
+        limits: Limits | None = None,
+        clocks: Clocks | None = None,
+        max_live: int | None = None,
+        max_starting: int = 2,
+        stragglers: int = 4,
+    ) -> AsyncSandboxPool:
+        pool = cls(
+            spec,
+            warm=warm,
+            backend=backend,
+            limits=limits,
+            clocks=clocks,
+            max_live=max_live,
+            max_starting=max_starting,
+            stragglers=stragglers,
+        )
+        return await pool.__aenter__()
+
+    async def __aenter__(self) -> AsyncSandboxPool:
+        if self._pool is None:
+            self._pool = await _made(SandboxPool.close, self._make)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the boxes that are not leased; leased ones end with their lease. Idempotent."""
+        if self._pool is not None:
+            await _to_the_end(_control(self._pool.close))
+
+    @property
+    def sync(self) -> SandboxPool:
+        """The pool itself; its methods block."""
+        if self._pool is None:
+            raise BoxClosed("the pool is not made yet: `async with` it, or use `await AsyncSandboxPool.create()`")
+        return self._pool
+
+    async def lease(self, *, ttl_s: float | None = None) -> AsyncSandbox:
+        """A box of one's own, until it is closed or ttl_s is over. QueueTimeout when none is free in clocks.queue_s."""
+        return AsyncSandbox.of(await _made(_close, functools.partial(self.sync.lease, ttl_s=ttl_s)))
+
+    async def map(
+        self,
+        programs: Sequence[str],
+        *,
+        limits: Limits | None = None,
+        group: int | None = None,
+        stdin: Sequence[bytes] | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> list[Result]:
+        """Runs Python programs, results in input order; `progress(done, total)` is called in the loop's thread."""
+        loop = asyncio.get_running_loop()
+        given_up = threading.Event()
+
+        def report(done: int, total: int) -> None:
+            if given_up.is_set():
+                raise BoxClosed("the batch was cancelled")
+            if progress is not None:
+                loop.call_soon_threadsafe(progress, done, total)
+
+        run = functools.partial(self.sync.map, limits=limits, group=group, stdin=stdin, progress=report)
+        job = _threads("calls").submit(run, programs)
+        try:
+            return await asyncio.wrap_future(job)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+
+    async def check_deterministic(self, program: str, *, runs: int = 3, limits: Limits | None = None) -> Determinism:
+        """Runs a program in several interpreters with hash seeds and memory layouts of their own, and compares."""
+        job = _threads("calls").submit(self.sync.check_deterministic, program, runs=runs, limits=limits)
+        return await asyncio.wrap_future(job)

@@ -1,0 +1,47 @@
+"""One daemon thread that calls functions at given times: the idle and lifetime clocks of boxes, the TTL of leases."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+
+
+class Alarm:
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._heap: list[tuple[float, int, Callable[[], float | None]]] = []
+        self._order = itertools.count()
+        self._thread: threading.Thread | None = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def at(self, when: float, action: Callable[[], float | None]) -> None:
+        """Calls `action` at that monotonic time; when it returns another time, again then."""
+        with self._changed:
+            heapq.heappush(self._heap, (when, next(self._order), action))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="harena-alarm", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._heap or self._heap[0][0] > time.monotonic():
+                    wait = self._heap[0][0] - time.monotonic() if self._heap else None
+                    self._changed.wait(wait)
+                _, _, action = heapq.heappop(self._heap)
+            again = action()
+            if again is not None:
+                self.at(again, action)
+
+    def _forget(self) -> None:
+        self._changed = threading.Condition()
+        self._heap = []
+        self._thread = None
+
+
+ALARM = Alarm()

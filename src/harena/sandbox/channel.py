@@ -1,0 +1,238 @@
+"""One socket to a box, shared by threads: requests go out, each answer finds the thread that waits for it.
+
+Guarantees: an answer with an id nobody asked for, or bytes that are no answer, end the channel with WireError; whoever
+waits then gets BoxLost. There is no thread behind it: of the threads that wait, one reads for all.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import itertools
+import os
+import select
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+
+from harena.errors import BoxLost, Retry, WireError
+from harena.sandbox import wire
+
+READ_BYTES = 1 << 18
+TICK_S = 1.0
+"""How often a blocked read looks at its deadline."""
+
+
+class NoAnswer(BoxLost, TimeoutError):
+    """The box did not answer in the time it had."""
+
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """A box ends when its last host socket does: a forked child must not keep its parent's boxes alive."""
+    for channel in list(_channels):
+        channel.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Channel:
+    def __init__(self, sock: socket.socket, name: str, *, takes_fds: bool = False) -> None:
+        self._sock = sock
+        self._name = name
+        self._takes_fds = takes_fds
+        self._ids = itertools.count(1)
+        self._reader = wire.Reader()
+        self._send_lock = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
+        self._reading = False
+        self._expected: set[int] = set()
+        self._arrived: dict[int, deque[wire.Frame]] = {}
+        self._fds: deque[int] = deque()
+        self._lost: BaseException | None = None
+        _channels.add(self)
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(TICK_S), 0))
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def exclusive(self) -> socket.socket:
+        """The socket itself, for one owner who waits for many answers at once and makes no other request meanwhile."""
+        self._check()
+        return self._sock
+
+    @property
+    def alive(self) -> bool:
+        """False once the box has hung up; asks the kernel, not the box."""
+        if self._lost is not None:
+            return False
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN | select.POLLRDHUP)
+        return not any(event & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, event in poll.poll(0))
+
+    def request(self, op: int, body: bytes = b"", fds: tuple[int, ...] = (), *, timeout_s: float = 30.0) -> wire.Frame:
+        id = self.post(op, body, fds)
+        try:
+            return self.wait(id, timeout_s)
+        finally:
+            self.forget(id)
+
+    def post(self, op: int, body: bytes = b"", fds: tuple[int, ...] = ()) -> int:
+        """Sends a request whose answers will be waited for by id, until `forget`."""
+        id = next(self._ids) & 0xFFFFFFFF
+        data = wire.frame(op, id, body, len(fds))
+        with self._changed:
+            self._check()
+            self._expected.add(id)
+        try:
+            with self._send_lock:
+                if fds:
+                    wire.send_with_fds(self._sock, data, fds)
+                else:
+                    self._sock.sendall(data)
+        except OSError as error:
+            self._fail(error)
+            self._check()
+        return id
+
+    def wait(self, id: int, timeout_s: float | None) -> wire.Frame:
+        """The next answer to a request. BoxLost when the channel ends first or the time is over."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            with self._changed:
+                while True:
+                    if queue := self._arrived.get(id):
+                        return queue.popleft()
+                    self._check()
+                    if not self._reading:
+                        self._reading = True
+                        break
+                    self._changed.wait(TICK_S)
+                    self._check_time(deadline)
+            try:
+                mine = self._read_once(id)
+            except (OSError, WireError) as error:
+                self._fail(error)
+                continue
+            finally:
+                with self._changed:
+                    self._reading = False
+                    if self._changed_waiters():
+                        self._changed.notify_all()
+            if mine is not None:
+                return mine
+            self._check_time(deadline)
+
+    def check(self, id: int) -> wire.Frame | None:
+        """An answer that is there already, without waiting for one."""
+        with self._changed:
+            if queue := self._arrived.get(id):
+                return queue.popleft()
+            self._check()
+            if self._reading:
+                return None
+            self._reading = True
+        try:
+            if not self._readable():
+                return None
+            return self._read_once(id)
+        except (OSError, WireError) as error:
+            self._fail(error)
+            self._check()
+            return None
+        finally:
+            with self._changed:
+                self._reading = False
+                self._changed.notify_all()
+
+    def _readable(self) -> bool:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def forget(self, id: int) -> None:
+        with self._changed:
+            self._expected.discard(id)
+            for frame in self._arrived.pop(id, ()):
+                for fd in frame.fds:
+                    os.close(fd)
+
+    def close(self) -> None:
+        self._fail(BoxLost(f"{self._name}: closed", retry=Retry.NEVER))
+
+    def abandon(self) -> None:
+        """Lets go of the socket without ending the conversation: it belongs to the process we were forked from."""
+        self._lost = BoxLost(f"{self._name}: belongs to the parent process", retry=Retry.NEVER)
+        self._changed = threading.Condition(threading.Lock())
+        os.close(self._sock.detach())
+
+    def _changed_waiters(self) -> bool:
+        return len(self._expected) > 1
+
+    def _read_once(self, mine: int) -> wire.Frame | None:
+        """Reads what is there and hands it out; the frame of the thread that reads comes back directly."""
+        try:
+            if self._takes_fds:
+                data, ancillary, _, _ = self._sock.recvmsg(READ_BYTES, socket.CMSG_SPACE(wire.MAX_FDS * 4))
+                self._keep_fds(ancillary)
+            else:
+                data = self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return None
+        if not data:
+            raise WireError("it ended the connection")
+        found: wire.Frame | None = None
+        for frame in self._reader.feed(data):
+            if frame.op == wire.Op.STARTED and self._fds:
+                frame = frame._replace(fds=(self._fds.popleft(),))
+            if frame.id == mine and found is None and not self._arrived.get(mine):
+                found = frame
+                continue
+            with self._changed:
+                if frame.id not in self._expected:
+                    if frame.op == wire.Op.DONE or frame.id == 0:
+                        continue  # the end of something that nobody waits for any more
+                    raise WireError(f"it answered a request {frame.id} that was not made")
+                self._arrived.setdefault(frame.id, deque()).append(frame)
+        return found
+
+    def _keep_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in ancillary:
+            if level != socket.SOL_SOCKET or kind != socket.SCM_RIGHTS:
+                continue
+            fds = array.array("i", data[: len(data) - len(data) % 4])
+            for fd in fds:
+                if len(self._fds) < wire.MAX_FDS:
+                    os.set_inheritable(fd, False)
+                    self._fds.append(fd)
+                else:
+                    os.close(fd)
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            if isinstance(self._lost, BoxLost):
+                raise self._lost
+            raise BoxLost(f"{self._name}: {self._lost}") from self._lost
+
+    def _check_time(self, deadline: float | None) -> None:
+        if deadline is not None and time.monotonic() > deadline:
+            raise NoAnswer(f"{self._name}: no answer in time")
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            if self._lost is None:
+                self._lost = error
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+                self._sock.close()
+                while self._fds:
+                    os.close(self._fds.popleft())
+            self._changed.notify_all()

@@ -1,0 +1,425 @@
+"""Starts a real box and a real pool and attacks them. A probe is held when it ran, was denied, and the host's own
+targets, seen to be reachable before, were not touched. A probe that could not run is not held.
+
+What is tried is data, in probes.py. Nothing here leaves this machine: the network's targets are listeners of the
+doctor itself, on the loopback.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harena.errors import BoxFileError, HarenaError, IsolationUnavailable
+from harena.sandbox import backend as backends
+from harena.sandbox.pool import SandboxPool
+from harena.sandbox.probes import CONTROLS, EXEC, JUNK, MAP, PROBES, ROOMY, TIGHT, TOOLS, TRACES, Control, Probe, Trace
+from harena.sandbox.session import Sandbox
+from harena.sandbox.spec import Limits, Result, Spec
+
+SPEC = Spec(workspace_mb=16)
+HOST_NAMES = {"tcp": "TCP listener", "udp": "UDP listener", "abstract": "abstract sockets", "path": "unix socket"}
+BUDGET_S = 30
+"""Where a box hangs, every probe would wait for its wall clock; the rest is not run, and so not held."""
+DETAIL = 300
+"""Characters of a probe's words that are kept: the guest wrote some of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    name: str
+    held: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    ok: bool
+    """Every probe was held."""
+    enforcement: dict[str, str]
+    """What enforces the isolation on this host."""
+    notes: tuple[str, ...] = ()
+    probes: tuple[ProbeResult, ...] = ()
+    missing: str | None = None
+    """What this host cannot enforce; no box can be made."""
+    fix: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "enforcement": self.enforcement,
+            "notes": list(self.notes),
+            "missing": self.missing,
+            "fix": self.fix,
+            "probes": [{"name": probe.name, "held": probe.held, "detail": probe.detail} for probe in self.probes],
+        }
+
+
+def run_doctor(backend: str = "local", *, progress: Callable[[int, int], object] | None = None) -> Report:
+    """Takes a few seconds. Raises nothing about the host's isolation: the report says what is missing."""
+    enforcement = {"backend": backend, "kernel": os.uname().release, "user": _user()}
+    notes: tuple[str, ...] = ()
+    try:
+        found = backends.load(backend).capabilities()
+        enforcement |= {
+            "launcher": found.launcher,
+            "memory": found.memory,
+            "processes": found.processes,
+            "landlock": f"ABI {found.landlock}" if found.landlock else "not in this kernel",
+        }
+        notes = found.notes
+        if not found.launcher.startswith("native") and not notes:
+            notes = ("this is the fallback launcher: with a C compiler, reinstalling Harena builds the native one",)
+        probes = tuple(_attack(backend, progress))
+    except IsolationUnavailable as error:
+        return Report(ok=False, enforcement=enforcement, notes=notes, missing=error.missing, fix=error.fix)
+    return Report(ok=all(probe.held for probe in probes), enforcement=enforcement, notes=notes, probes=probes)
+
+
+def _user() -> str:
+    return "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
+
+
+def _attack(backend: str, progress: Callable[[int, int], object] | None) -> Iterator[ProbeResult]:
+    total = len(CONTROLS) + len(PROBES) + len(TRACES) + 2
+    with Host() as host, Ring(backend, host) as ring:
+        results: list[ProbeResult] = []
+        for result in ring.steps():
+            results.append(result)
+            if progress is not None:
+                progress(len(results), total)
+        groups = list(dict.fromkeys(_group(result) for result in results))
+        for result in sorted(results, key=lambda result: groups.index(_group(result))):
+            yield host.reviewed(result)
+
+
+def _group(result: ProbeResult) -> str:
+    return result.name.partition(".")[0]
+
+
+class Host:
+    """What an attacker would like to reach, each of it real, and whether it was reached."""
+
+    def __init__(self) -> None:
+        self.mark = f"doctor{os.urandom(6).hex()}"
+        self._stack = contextlib.ExitStack()
+        self.unreachable: dict[str, str] = {}
+        """Targets that the host itself cannot reach, and why: what aims at them proves nothing."""
+
+    def __enter__(self) -> Host:
+        try:
+            self._set_up()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _set_up(self) -> None:
+        # Not in /tmp: every box has its own, which would hide the secret whatever else is visible.
+        shared = "/var/tmp" if os.access("/var/tmp", os.W_OK) else None
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="harena-doctor-", dir=shared)))
+        folder.chmod(0o755)  # what hides it must be the box, and not a mode
+        self.folder = folder
+        self.secrets = [folder / "secret", *self._in_shared_memory()]
+        for path in self.secrets:
+            path.write_text(self.mark)
+            path.chmod(0o644)
+        self._stack.callback(lambda: [path.unlink(missing_ok=True) for path in self.secrets])
+        inherited = self._stack.enter_context(self.secrets[0].open())
+        os.set_inheritable(inherited.fileno(), True)
+        os.environ[self.mark] = self.mark
+        self._stack.callback(os.environ.pop, self.mark, None)
+        self.tcp = self._bind(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0))
+        self.udp = self._bind(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0))
+        self.stream = self._bind(socket.AF_UNIX, socket.SOCK_STREAM, f"\0{self.mark}.stream")
+        self.dgram = self._bind(socket.AF_UNIX, socket.SOCK_DGRAM, f"\0{self.mark}.dgram")
+        self.path = self._bind(socket.AF_UNIX, socket.SOCK_STREAM, str(folder / "socket"))
+        (folder / "socket").chmod(0o777)
+        code = "import sys; sys.stdin.read()"  # it ends with its stdin, so with the doctor
+        command = [sys.executable, "-I", "-S", "-c", code, self.mark]
+        self.victim = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._stack.callback(self._end_victim)
+        self._files = sorted(os.listdir(folder))
+        for name, touched in self._targets().items():
+            reached = touched() if name in {"victim", "secrets"} else self._reach(name)
+            if reached:
+                self.unreachable[name] = reached
+        self.heard()
+
+    def _in_shared_memory(self) -> list[Path]:
+        return [Path("/dev/shm", self.mark)] if os.access("/dev/shm", os.W_OK) else []
+
+    def _bind(self, family: int, kind: int, address: Any) -> socket.socket:
+        sock = self._stack.enter_context(socket.socket(family, kind))
+        sock.setblocking(False)
+        sock.bind(address)
+        if kind == socket.SOCK_STREAM:
+            sock.listen()
+        return sock
+
+    def _end_victim(self) -> None:
+        self.victim.kill()
+        self.victim.communicate()
+
+    def target(self) -> dict[str, Any]:
+        return {
+            "mark": self.mark,
+            "secrets": [str(path) for path in self.secrets],
+            "tcp": self.tcp.getsockname(),
+            "udp": self.udp.getsockname(),
+            "stream": f"{self.mark}.stream",
+            "dgram": f"{self.mark}.dgram",
+            "socket": str(self.folder / "socket"),
+            "victim": self.victim.pid,
+            "host": os.getpid(),
+        }
+
+    # ---- controls: the same targets, from the host ----
+
+    def _sockets(self) -> dict[str, list[socket.socket]]:
+        return {"tcp": [self.tcp], "udp": [self.udp], "abstract": [self.stream, self.dgram], "path": [self.path]}
+
+    def _reach(self, name: str) -> str:
+        for sock in self._sockets()[name]:
+            with socket.socket(sock.family, sock.type) as client:
+                client.settimeout(1)
+                try:
+                    client.connect(sock.getsockname())
+                    client.send(b"control")
+                except OSError as error:
+                    return f"the host cannot reach its own {HOST_NAMES[name]}: {error}"
+        return "" if self.heard(name) else f"the host's own {HOST_NAMES[name]} heard nothing from the host"
+
+    def heard(self, name: str | None = None) -> list[str]:
+        """Which listeners were reached since the last look."""
+        found: list[str] = []
+        for key, sockets in self._sockets().items():
+            for sock in sockets if name in {None, key} else ():
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        if sock.type == socket.SOCK_STREAM:
+                            sock.accept()[0].close()
+                        else:
+                            sock.recv(4096)
+                        found.append(key)
+        return found
+
+    def _victim_touched(self) -> str:
+        if self.victim.poll() is not None:
+            return "a process of the host was ended"
+        for _ in range(100):  # its name is there a moment after it is
+            if self.mark.encode() in Path(f"/proc/{self.victim.pid}/cmdline").read_bytes():
+                return ""
+            time.sleep(0.01)
+        return "the host does not see its own process"
+
+    def _secrets_touched(self) -> str:
+        if any(path.read_text() != self.mark for path in self.secrets):
+            return "a file of the host was changed"
+        return "" if sorted(os.listdir(self.folder)) == self._files else "a file was planted on the host"
+
+    def _targets(self) -> dict[str, Callable[[], str]]:
+        touched = {name: (lambda name=name: self._was_heard(name)) for name in HOST_NAMES}
+        return {**touched, "victim": self._victim_touched, "secrets": self._secrets_touched}
+
+    def _was_heard(self, name: str) -> str:
+        return f"the host's {HOST_NAMES[name]} heard the box" if name in self.heard(name) else ""
+
+    def reviewed(self, result: ProbeResult) -> ProbeResult:
+        """The probe's word, checked against what it aimed at."""
+        name = next((probe.target for probe in PROBES if probe.name == result.name), "")
+        if not name:
+            return result
+        wrong = self.unreachable.get(name) or self._targets()[name]()
+        if wrong:
+            return ProbeResult(name=result.name, held=False, detail=wrong)
+        untouched = f"; the host's {HOST_NAMES[name]} heard nothing" if name in HOST_NAMES else ""
+        return ProbeResult(
+            name=result.name, held=result.held, detail=result.detail + (untouched if result.held else "")
+        )
+
+
+class Ring:
+    """The boxes and the pool, and the ways into them."""
+
+    def __init__(self, backend: str, host: Host) -> None:
+        self._backend = backend
+        self._host = host
+        self._head = f"{TOOLS}\nT = {host.target()!r}\n"
+        self._boxes: dict[bool, Sandbox] = {}
+        self._deadline = time.monotonic() + BUDGET_S
+        self._threads = concurrent.futures.ThreadPoolExecutor(3, thread_name_prefix="harena-doctor")
+
+    def __enter__(self) -> Ring:
+        # One box, so that the next program is in the one where the last has been.
+        self._pool = SandboxPool(SPEC, backend=self._backend, warm=1, max_live=1)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for box in self._boxes.values():
+            box.close()
+        self._pool.close()
+        self._threads.shutdown()
+
+    def _box(self, tight: bool = False) -> Sandbox:
+        """The interpreter of a box has the limits of the box: there is one for bombs."""
+        box = self._boxes.get(tight)
+        if box is None or not box.alive:
+            box = self._boxes[tight] = Sandbox(SPEC, backend=self._backend, limits=_limits(tight, 5))
+        return box
+
+    def steps(self) -> Iterator[ProbeResult]:
+        for control in CONTROLS:
+            yield self._guarded(control.name, lambda control=control: self._control(control))
+        for probe in PROBES:
+            yield self._guarded(probe.name, lambda probe=probe: self._probe(probe))
+        yield self._guarded("files.symlinks", self._symlinks)
+        yield self._guarded("inherited.box_channel", self._box_channel)
+        for trace in TRACES:
+            yield self._guarded(trace.name, lambda trace=trace: self._trace(trace))
+
+    def _guarded(self, name: str, step: Callable[[], tuple[bool, str]]) -> ProbeResult:
+        if time.monotonic() > self._deadline:
+            return ProbeResult(name=name, held=False, detail=f"not run: those before it took {BUDGET_S} s")
+        try:
+            held, detail = step()
+        except IsolationUnavailable:
+            raise
+        except HarenaError as error:
+            held, detail = False, f"it could not run: {error}"
+        return ProbeResult(name=name, held=held, detail=printable(detail))
+
+    def _enter(self, way: str, source: str, *, tight: bool = False, wall_s: float = 5) -> Result:
+        limits = _limits(tight, wall_s)
+        if way == MAP:
+            return self._pool.map([source], limits=limits)[0]
+        if way == EXEC:
+            return self._box(tight).exec(["python3", "-I", "-S", "-"], stdin=source.encode(), limits=limits)
+        return self._box(tight).run(source, limits=limits)
+
+    def _control(self, control: Control) -> tuple[bool, str]:
+        for way in control.ways:
+            result = self._enter(way, control.source)
+            if not result.ok or result.stdout.strip() != control.answer.encode():
+                return False, f"by {way}: {result.detail or _last(result.stdout)} {_last(result.stderr)}"
+        return True, f"the box works, by {_listed(control.ways)}"
+
+    def _probe(self, probe: Probe) -> tuple[bool, str]:
+        tried, errors, verdicts = 0, set[str](), set[str]()
+        for way, result in zip(probe.ways, self._enter_all(probe), strict=True):
+            verdicts.add(result.verdict.value)
+            if result.verdict not in probe.verdicts or b"ESCAPED" in result.stdout:
+                return False, f"by {way}: {_said(result)}"
+            if result.ok:
+                word, count, *names = [*_last(result.stdout).split(), "", ""]
+                if word != "denied" or not count.isdecimal() or count == "0":
+                    return False, f"by {way}: {_said(result)}"
+                tried += int(count)
+                errors |= set(filter(None, names))
+        if self._box(probe.bomb).exec(["echo", "ok"]).stdout != b"ok\n":
+            return False, "the box does not work any more after it"
+        if not tried:
+            return True, f"ended ({_listed(sorted(verdicts))}) by {_listed(probe.ways)}"
+        return True, f"{tried} attempts in vain by {_listed(probe.ways)}{_in_brackets(sorted(errors))}"
+
+    def _enter_all(self, probe: Probe) -> list[Result]:
+        """Side by side, as the ways do not touch each other; but bombs one by one."""
+        source = f"{self._head}{probe.source}\nfinish()\n"
+
+        def enter(way: str) -> Result:
+            return self._enter(way, source, tight=probe.bomb, wall_s=probe.wall_s)
+
+        if probe.bomb:
+            return [enter(way) for way in probe.ways]
+        self._box()  # made here, and not by two threads at once
+        return list(self._threads.map(enter, probe.ways))
+
+    def _symlinks(self) -> tuple[bool, str]:
+        """The owner of the box follows links that the guest made."""
+        box, host = self._box(), self._host
+        secret, folder = host.secrets[0], host.folder
+        links = {"inner": "doctor-note", "out": str(secret), "folder": str(folder), "proc": f"/proc/self/root{secret}"}
+        links["up"] = f"{'../' * 20}{str(secret).lstrip('/')}"
+        box.write("links/doctor-note", b"hello")
+        made = box.exec(["sh", "-c", "cd links; while read -r name target; do ln -s $target $name; done"],
+                        stdin="".join(f"{name} {target}\n" for name, target in links.items()).encode())  # fmt: skip
+        if not made.ok or box.read("links/inner") != b"hello":
+            return False, f"the control failed: a link inside the workspace cannot be read {_said(made)}"
+        refused = 0
+        for name in links:
+            with contextlib.suppress(BoxFileError):
+                if name != "inner" and host.mark.encode() in box.read(f"links/{name}"):
+                    return False, f"read() followed {name} -> {links[name]} to a file of the host"
+            refused += 1
+        with contextlib.suppress(BoxFileError):
+            box.write("links/folder/planted", b"planted")
+        with tempfile.TemporaryDirectory(prefix="harena-doctor-") as target:
+            with contextlib.suppress(BoxFileError):
+                box.download("links", target)
+            for path in Path(target).rglob("*"):
+                if path.is_symlink() and not str(path.resolve()).startswith(os.path.realpath(target)):
+                    return False, f"download() made a link that leads out: {path.name}"
+        if (folder / "planted").exists():
+            return False, "write() followed a link to a folder of the host"
+        return True, f"{refused + 1} attempts in vain by read, write and download"
+
+    def _box_channel(self) -> tuple[bool, str]:
+        """Whoever holds the box's own line to the host can forge the verdicts of others."""
+        with Sandbox(SPEC, backend=self._backend, limits=_limits(False, 5)) as box:
+            with contextlib.suppress(HarenaError):
+                box.run(JUNK)
+            try:
+                result = box.call("def f(): return 42", "f")
+            except HarenaError as error:
+                return False, f"what ran in the interpreter spoke for the box: {error}"
+        return result.value == 42, "junk on every descriptor of the interpreter does not reach the box's own line"
+
+    def _trace(self, trace: Trace) -> tuple[bool, str]:
+        left = self._enter(MAP, f"{self._head}{trace.leave}")
+        if _last(left.stdout) != "left":
+            return False, f"the control failed: the first program could not leave it {_said(left)}"
+        result = self._enter(MAP, f"{self._head}{trace.look}\nfinish()\n")
+        if not result.ok or not _last(result.stdout).startswith("denied "):
+            return False, f"the next program found it: {_said(result)}"
+        return True, "the next program in the same box finds nothing of it"
+
+
+def _limits(tight: bool, wall_s: float) -> Limits:
+    return Limits(**(TIGHT if tight else ROOMY), wall_s=wall_s)
+
+
+def _last(output: bytes) -> str:
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _said(result: Result) -> str:
+    escaped = [line for line in result.stdout.decode("utf-8", "replace").splitlines() if line.startswith("ESCAPED")]
+    words = escaped[0] if escaped else _last(result.stderr) or _last(result.stdout)
+    return f"{result.detail or result.verdict.value}: {words}" if words else result.detail or result.verdict.value
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _in_brackets(words: Sequence[str]) -> str:
+    return f" ({', '.join(words)})" if words else ""
+
+
+def printable(text: str) -> str:
+    """On one line and without control characters: the guest chose some of it, and it goes to a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:DETAIL]).strip()

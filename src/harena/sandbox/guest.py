@@ -1,0 +1,1727 @@
+"""The agent inside a box: one file, standard library only, run by whatever Python the box has.
+
+Started as `python guest.py LIBRARY CPU PRELOAD...` with the host's socket as descriptor 3, it imports the preload
+modules, then serves: the native library's loop forks it for every execution, and each fork comes back here as a guest, with no
+rights left, to run a program, to be the persistent interpreter, or to look after files. Nothing here is a wall: it runs
+beside hostile code in the guest's own process, and the host believes none of what it writes.
+"""
+
+from __future__ import annotations
+
+import _thread
+import builtins
+import collections
+import errno
+import gc
+import io
+import json
+import os
+import random
+import signal
+import stat
+import struct
+import sys
+import time
+import types
+
+RESULT_FD, HAND_FD, SERVER_FD = 3, 4, 5
+HEAD = struct.Struct("<IHHII")
+U32 = struct.Struct("<I")
+RECORD = struct.Struct("<ciddII")
+MAGIC, CALL, ANSWER = 0x314E5248, 16, 80
+MAX_FRAME = 64 << 20
+BATCH = 32
+
+# Programs may replace any builtin; what must work after them is bound here, before they run.
+_BUILTINS = dict(vars(builtins))
+_write, _exit, _len, _perf = os.write, os._exit, len, time.perf_counter
+_cpu, _sleep, _getpid = time.process_time, time.sleep, os.getpid
+PATIENCE_S = 0.2
+main_pid = 0
+
+
+# ---- programs ----
+
+
+def write_all(fd, data, write=_write, len=_len, memoryview=memoryview):
+    view = memoryview(data)
+    while len(view):
+        view = view[write(fd, view) :]
+
+
+def put_record(data, pack=U32.pack, len=_len, write_all=write_all):
+    write_all(RESULT_FD, pack(len(data)) + data)
+
+
+def new_main():
+    main = types.ModuleType("__main__")
+    main.__builtins__ = builtins
+    sys.modules["__main__"] = main
+    return vars(main)
+
+
+def complain(error, stderr=None):
+    """Prints the traceback of a guest's exception without our own frames."""
+    import traceback
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == complain.__code__.co_filename:
+        trace = trace.tb_next
+    try:
+        traceback.print_exception(type(error), error, trace, file=stderr or sys.stderr)
+    except BaseException:
+        os.write(2, b"an exception that cannot be printed\n")
+
+
+def exit_code_of(error):
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def limit_of(error):
+    """Which limit an uncaught exception speaks of: M memory, P processes, or nothing."""
+    if isinstance(error, MemoryError):
+        return b"M"
+    if isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN:
+        return b"P"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return b"P"
+    return b"-"
+
+
+def execute(source, names, name="<program>"):
+    """Runs source; (exit code, limit)."""
+    try:
+        exec(compile(source, name, "exec"), names)
+    except SystemExit as error:
+        return exit_code_of(error), b"-"
+    except BaseException as error:
+        complain(error)
+        return 1, limit_of(error)
+    return 0, b"-"
+
+
+def finish():
+    """What an interpreter does at its end, as far as guests can see it."""
+    try:
+        threading = sys.modules.get("threading")
+        if threading is not None and _thread._count():
+            threading._shutdown()
+        if "atexit" in sys.modules:
+            sys.modules["atexit"]._run_exitfuncs()
+    except BaseException as error:
+        complain(error)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:
+            pass
+
+
+def reseed():
+    """What a fork must not share with its siblings: the generators that were seeded at import."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def run_one(source):
+    code, limit = execute(source, new_main())
+    end(code, limit)
+
+
+def end(code, limit):
+    """Says how it ended and waits to be killed: the answer is on its way before the kernel takes us down. A child that
+    the program forked comes by here too, and simply ends."""
+    finish()
+    if limit != b"-":
+        put_record(limit)
+    if _getpid() != main_pid:
+        _exit(code)
+    put_record(b"X" + bytes((code,)))
+    _sleep(PATIENCE_S)
+    _exit(code)  # nobody understood: something else was written there before
+
+
+def run_call(request):
+    call = json.loads(request)
+    names = new_main()
+    code, limit = execute(call["source"], names)
+    if code == 0 and limit == b"-":
+        try:
+            value = names[call["name"]](*call["args"], **call["kwargs"])
+            put_record(b"V" + json.dumps(value, allow_nan=False).encode())
+        except KeyError as error:
+            if error.args == (call["name"],) and call["name"] not in names:
+                print(f"the source defines no {call['name']}", file=sys.stderr)
+            else:
+                complain(error)
+            code = 1
+        except SystemExit as error:
+            code = exit_code_of(error)
+        except BaseException as error:
+            complain(error)
+            code, limit = 1, limit_of(error)
+    end(code, limit)
+
+
+class Capped(io.RawIOBase):
+    """Collects what one program of a group prints, up to the limit, then says so by raising."""
+
+    def __init__(self, room):
+        self.parts, self.room, self.over = [], room, False
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        data = bytes(data)
+        if len(data) > self.room[0]:
+            self.over = True
+            data = data[: self.room[0]]
+        self.parts.append(data)
+        self.room[0] -= len(data)
+        if self.over:
+            raise OutputLimit
+        return len(data)
+
+
+class OutputLimit(BaseException):
+    pass
+
+
+def run_group(sources, output_bytes):
+    """Runs programs of one owner one after the other in this process. A program that breaks the process is found by
+    the host, which sends what was behind it to a new one."""
+    clear, update = vars(builtins).clear, vars(builtins).update
+    wrapper, record, put, execute_ = io.TextIOWrapper, RECORD.pack, put_record, execute
+    real = sys.stdout, sys.stderr
+    for source in sources:
+        room = [output_bytes]
+        out, err = Capped(room), Capped(room)
+        sys.stdout = wrapper(io.BufferedWriter(out), "utf-8", write_through=False)
+        sys.stderr = wrapper(io.BufferedWriter(err), "utf-8", "backslashreplace", write_through=False)
+        wall, cpu = _perf(), _cpu()
+        try:
+            code, limit = execute_(source, new_main())
+        except BaseException:
+            code, limit = 1, b"-"
+        clear()
+        update(_BUILTINS)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BaseException:
+                pass
+        wall, cpu = _perf() - wall, _cpu() - cpu
+        if out.over or err.over:
+            limit = b"O"
+        stdout, stderr = b"".join(out.parts), b"".join(err.parts)
+        sys.stdout, sys.stderr = real
+        if _getpid() != main_pid:
+            _exit(code)
+        put(record(limit, code, cpu, wall, len(stdout), len(stderr)) + stdout + stderr)
+    _sleep(PATIENCE_S)
+    _exit(0)
+
+
+def give_stdin(data):
+    if data:
+        fd = os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
+        write_all(fd, data)
+        os.lseek(fd, 0, os.SEEK_SET)
+        os.dup2(fd, 0)
+        os.close(fd)
+
+
+def read_payload():
+    data = b""
+    need = U32.size
+    while len(data) < need:
+        chunk = os.read(HAND_FD, need - len(data))
+        if not chunk:
+            _exit(0)  # never handed anything: the zygote let us go
+        data += chunk
+        if need == U32.size and len(data) == need:
+            need += U32.unpack(data)[0]
+    os.close(HAND_FD)
+    return memoryview(data)[U32.size :]
+
+
+def cut(view):
+    """The length-prefixed pieces of a payload."""
+    pieces, at = [], 0
+    while at < len(view):
+        (length,) = U32.unpack_from(view, at)
+        at += U32.size
+        pieces.append(bytes(view[at : at + length]))
+        at += length
+    return pieces
+
+
+def guest_main():
+    global main_pid
+    main_pid = os.getpid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    payload = read_payload()
+    mode, pieces = bytes(payload[:1]), cut(payload[1:])
+    if mode == b"S":
+        serve(json.loads(pieces[0]))
+    if b"import" in pieces[0] or mode == b"G":
+        reseed()  # without an import there is no way to a generator
+    write_all(RESULT_FD, struct.pack("<Q", time.process_time_ns()))
+    if mode == b"P":
+        give_stdin(pieces[1])
+        run_one(pieces[0])
+    elif mode == b"C":
+        run_call(pieces[0])
+    elif mode == b"G":
+        run_group(pieces[1:], int(pieces[0]))
+    _exit(125)
+
+
+# ---- servers: the persistent interpreter, and the one that looks after files ----
+
+
+def receive(fd, size):
+    parts = []
+    while size:
+        chunk = os.read(fd, min(size, 1 << 20))
+        if not chunk:
+            _exit(0)
+        parts.append(chunk)
+        size -= len(chunk)
+    return b"".join(parts)
+
+
+def serve(settings):
+    handle = {"files": Files, "interpreter": Interpreter}[settings["role"]](settings).handle
+    while True:
+        os.set_blocking(SERVER_FD, True)  # a guest may have found it and made it otherwise
+        magic, op, _, id, length = HEAD.unpack(receive(SERVER_FD, HEAD.size))
+        if magic != MAGIC or op != CALL or length > MAX_FRAME:
+            _exit(3)
+        body = receive(SERVER_FD, length)
+        (size,) = U32.unpack_from(body)
+        request = json.loads(body[U32.size : U32.size + size])
+        try:
+            answer, blob = handle(request, body[U32.size + size :])
+        except OSError as error:
+            answer, blob = {"errno": error.errno or errno.EIO, "detail": error.strerror or str(error)}, b""
+        answer(id) if callable(answer) else reply(id, answer, blob)
+
+
+def reply(id, answer, blob=b""):
+    text = json.dumps(answer).encode()
+    head = HEAD.pack(MAGIC, ANSWER, 0, id, U32.size + len(text) + len(blob))
+    write_all(SERVER_FD, b"".join((head, U32.pack(len(text)), text, blob)))
+
+
+class Interpreter:
+    """Keeps one module for all runs of a session."""
+
+    native = None  # the native library and ctypes.pythonapi, where forks are possible
+
+    def __init__(self, settings):
+        self.names = new_main()
+        reseed()
+
+    def handle(self, request, blob):
+        if request["op"] == "fork":
+            return self.fork(request["count"]), b""
+        code, limit = execute(blob.decode(), self.names, "<run>")
+        if _getpid() != main_pid:
+            finish()  # a child that the source forked came back here: it ends, the interpreter answers
+            _exit(code)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BaseException:
+                pass
+        return {"exit": code, "limit": limit.decode()}, b""
+
+    def fork(self, count):
+        """Forks this process, memory and all. Each fork goes on from here with a socket of its own and answers
+        nothing; the state of `random` is copied like everything else, which Python's own fork would not do."""
+        native, python = self.native
+        others = len([name for name in os.listdir("/proc") if name.isdigit()]) - 2
+        random = sys.modules["random"]
+        for _ in range(count):
+            state = random.getstate()
+            python.PyOS_BeforeFork()
+            pid = native.zygote_fork()
+            if pid == 0:
+                python.PyOS_AfterFork_Child()
+                random.setstate(state)
+                global main_pid
+                main_pid = os.getpid()
+                return lambda id: None
+            python.PyOS_AfterFork_Parent()
+            if pid < 0:
+                return {"errno": -pid, "detail": os.strerror(-pid)}
+        return {"others": max(0, others)}
+
+
+def safe_kind(mode):
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "dir"
+    return "symlink" if stat.S_ISLNK(mode) else "other"
+
+
+def entry_of(path, name):
+    info = os.lstat(path)
+    kind = safe_kind(info.st_mode)
+    target = os.readlink(path) if kind == "symlink" else None
+    return [
+        name,
+        kind,
+        info.st_size,
+        stat.S_IMODE(info.st_mode),
+        info.st_mtime_ns,
+        target,
+        info.st_ino,
+        info.st_ctime_ns,
+    ]
+
+
+class Opened:
+    """Paths that their owner shut to himself, opened for as long as a snapshot or a restore needs them. Leaving gives
+    each its mode back, or the one that was wanted for it meanwhile."""
+
+    def __init__(self):
+        self.modes, self.times = {}, {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        while self.modes:
+            path = max(self.modes, key=len)  # what lies inside comes first
+            try:
+                self.insist(path, os.chmod, path, self.modes[path])
+                if path in self.times:
+                    os.utime(path, ns=(self.times[path], self.times[path]))
+            except FileNotFoundError:
+                pass
+            del self.modes[path]
+
+    def want(self, folder, mode, mtime_ns):
+        self.modes[folder], self.times[folder] = mode & 0o1777, mtime_ns
+
+    def open(self, path):
+        info = os.lstat(path)
+        mode = stat.S_IMODE(info.st_mode)
+        need = {stat.S_IFDIR: 0o700, stat.S_IFREG: 0o400}.get(stat.S_IFMT(info.st_mode), 0)
+        if mode & need != need and info.st_uid == os.getuid():
+            self.modes.setdefault(path, mode)
+            os.chmod(path, mode | need)
+
+    def open_way(self, path):
+        """Opens the folders that lead to a path."""
+        end = path.find("/", 1)
+        while end > 0:
+            self.open(path[:end])
+            end = path.find("/", end + 1)
+
+    def insist(self, path, action, *arguments):
+        """Does it, on the second try with the way opened."""
+        try:
+            return action(*arguments)
+        except PermissionError:
+            self.open_way(path)
+            return action(*arguments)
+
+    def read_file(self, path, limit):
+        try:
+            return read_file(path, limit, os.O_NOFOLLOW)
+        except PermissionError:
+            self.open_way(path)
+            self.open(path)
+            return read_file(path, limit, os.O_NOFOLLOW)
+
+
+def walk(top, prefix="", depth=0, opened=None):
+    if depth > 200:
+        raise OSError(errno.ELOOP, "folders are nested more than 200 deep", top)
+    try:
+        if opened:
+            opened.open(top)
+        with os.scandir(top) as entries:
+            names = sorted(entry.name for entry in entries)
+    except FileNotFoundError:
+        if depth:
+            return  # it went while we looked
+        raise
+    for name in names:
+        path, shown = f"{top}/{name}", f"{prefix}{name}"
+        try:
+            entry = entry_of(path, shown)
+        except FileNotFoundError:
+            continue
+        yield entry
+        if entry[1] == "dir":
+            yield from walk(path, shown + "/", depth + 1, opened)
+
+
+def read_file(path, limit, flags=0):
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | flags)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        parts, size = [], 0
+        while True:
+            chunk = os.read(fd, min(1 << 20, limit + 1 - size))
+            if not chunk:
+                return b"".join(parts)
+            parts.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                raise OSError(errno.EFBIG, f"larger than the {limit} bytes asked for", path)
+    finally:
+        os.close(fd)
+
+
+def write_file(path, data, mode):
+    """Replaces in one step, so that a reader never sees half of it."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.isdir(path) and not os.path.islink(path):
+        raise OSError(errno.EISDIR, "is a folder", path)
+    beside = f"{os.path.dirname(path)}/.{os.getpid()}.part"  # short: the name itself may be as long as names can be
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(fd, data)
+        os.fchmod(fd, mode & 0o1777)
+    except BaseException:
+        os.unlink(beside)
+        raise
+    finally:
+        os.close(fd)
+    os.replace(beside, path)
+
+
+def remove(path):
+    if os.path.isdir(path) and not os.path.islink(path):
+        import shutil
+
+        try:
+            shutil.rmtree(path)
+        except PermissionError:
+            open_folders(path)
+            shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def open_folders(top):
+    """Lets the owner into folders that he made read-only."""
+    os.chmod(top, 0o700)
+    with os.scandir(top) as entries:
+        folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for folder in folders:
+        open_folders(folder)
+
+
+def make(path, kind, mode, mtime_ns, target, data):
+    """One entry of a described state. Without data a file keeps what it has. Modes and times of folders come last."""
+    if kind == "dir":
+        os.makedirs(path, exist_ok=True)
+        return
+    if kind == "symlink":
+        if os.path.lexists(path):
+            remove(path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.symlink(target, path)
+    elif data is None:
+        os.chmod(path, mode & 0o1777)
+    else:
+        write_file(path, data, mode)
+    os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
+
+
+class Files:
+    """File operations with the guest's own rights: a link leads nowhere that the guest could not go itself."""
+
+    def __init__(self, settings):
+        os.umask(0o022)
+
+    def handle(self, request, blob):
+        return getattr(self, "do_" + request["op"])(request, blob)
+
+    def do_read(self, request, blob):
+        return {}, read_file(request["path"], request["max_bytes"])
+
+    def do_write(self, request, blob):
+        write_file(request["path"], blob, request["mode"])
+        return {}, b""
+
+    def do_list(self, request, blob):
+        entries = []
+        now = time.time_ns()
+        top = request["path"]
+        with Opened() as opened:
+            for entry in (
+                walk(top, opened=opened if request["insist"] else None)
+                if request["recursive"]
+                else (entry_of(f"{top}/{n}", n) for n in sorted(os.listdir(top)))
+            ):
+                entries.append(entry)
+                if len(entries) > request["max_entries"]:
+                    raise OSError(errno.EFBIG, f"more than {request['max_entries']} entries", top)
+        return {"entries": entries, "now": now}, b""
+
+    def do_sha256(self, request, blob):
+        import hashlib
+
+        digest = hashlib.sha256()
+        fd = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", request["path"])
+            while chunk := os.read(fd, 1 << 20):
+                digest.update(chunk)
+        finally:
+            os.close(fd)
+        return {"sha256": digest.hexdigest()}, b""
+
+    def do_remove(self, request, blob):
+        remove(request["path"])
+        return {}, b""
+
+    def do_fetch(self, request, blob):
+        """Several files, one after the other; -1 for one that is gone or no longer a file."""
+        sizes, parts, room = [], [], request["max_bytes"]
+        with Opened() as opened:
+            read = opened.read_file if request["insist"] else read_file
+            for path in request["paths"]:
+                try:
+                    data = read(path, room)
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO):
+                        raise
+                    sizes.append(-1)
+                    continue
+                sizes.append(len(data))
+                parts.append(data)
+                room -= len(data)
+        return {"sizes": sizes}, b"".join(parts)
+
+    def do_apply(self, request, blob):
+        """Brings the folder to a described state: removals, then folders, files, links, then modes and times."""
+        at = 0
+        with Opened() as opened:
+            for path in request["remove"]:
+                try:
+                    opened.insist(path, remove, path)
+                except FileNotFoundError:
+                    pass
+            for path, kind, mode, mtime_ns, target, size in request["make"]:
+                data = blob[at : at + size] if size >= 0 else None
+                at += max(0, size)
+                opened.insist(path, make, path, kind, mode, mtime_ns, target, data)
+                if kind == "dir":
+                    opened.want(path, mode, mtime_ns)
+        return {}, b""
+
+
+# ---- the zygote ----
+
+COMMON = [
+    "json",
+    "re",
+    "math",
+    "collections",
+    "itertools",
+    "random",
+    "typing",
+    "functools",
+    "string",
+    "heapq",
+    "bisect",
+    "datetime",
+    "traceback",
+    "copy",
+    "operator",
+    "decimal",
+    "fractions",
+    "statistics",
+    "dataclasses",
+    "enum",
+    "io",
+    "atexit",
+    "threading",
+]
+
+WARM_UP = "def f(x):\n    return x\nprint(f(3), end='')\n"
+SILENT = io.TextIOWrapper(io.BytesIO(), "utf-8")
+
+
+def warm_up():
+    """Touches the pages that any program will touch, while nobody waits."""
+    loud, sys.stdout = sys.stdout, SILENT
+    try:
+        exec(compile(WARM_UP, "<warm>", "exec"), {})
+    finally:
+        sys.stdout = loud
+
+
+def load(preload):
+    for name in COMMON:
+        __import__(name)
+    for name in preload:
+        if name.startswith("+"):
+            sys.path.append(name[1:])  # where the packages of the spec are
+        else:
+            __import__(name)
+
+
+def zygote_main(library, cpu, preload):
+    import ctypes
+
+    load(preload)
+    native = ctypes.PyDLL(library)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    warm_up()
+    gc.collect()
+    gc.freeze()
+    Interpreter.native = native, ctypes.pythonapi
+    hooks = ctypes.pythonapi.PyOS_BeforeFork, ctypes.pythonapi.PyOS_AfterFork_Child
+    serve_forks = native.zygote_serve
+    if preload:
+        hooks[0]()
+    flags = serve_forks(3, int(cpu))
+    # Running Python's own hooks costs a third of a fork. The standard library needs none of them here: this thread is
+    # the only one, before and after, and `reseed` does what the one for `random` would. Other modules may need theirs.
+    if preload:
+        hooks[1]()
+    if not flags & BATCH:
+        warm_up()
+    guest_main()
+
+
+# ---- the loop in Python, for a box without the native library ----
+#
+# Follows native/serve.c, job.c, watch.c and confine.c, where the reasons are. Run as `guest.py --loop CONTROL STEPS` it
+# is pid 1 of the box: it keeps the jobs and never runs a guest. Run as `guest.py --template PRELOAD...` it is the warm
+# interpreter that programs are forked from; it never sees a byte of what they are given or write, so that none of it is
+# left in the memory of the next.
+
+SPAWN = struct.Struct("<IIQQQQQIIIIIIIIIIIIHHI")
+DONE = struct.Struct("<IiIiQQQQIIII")
+OWN, REPORT = struct.Struct("<Q"), struct.Struct("<iQ")
+ORDER = struct.Struct("<HH")
+PID = struct.Struct("<q")
+Spec = collections.namedtuple(
+    "Spec",
+    "kind flags wall_ns cpu_ns memory output fs_bytes processes nofile profile view records ahead"
+    " argc envc strings_len cwd_len stdin_len payload_len rows cols pad",
+)
+OP_PING, OP_SPAWN, OP_KILL, OP_CONFIG, OP_ALLOW_FORKS, OP_USAGE = 1, 2, 3, 4, 5, 7
+OP_PONG, OP_DONE, OP_STARTED, OP_ERROR = 65, 66, 67, 68
+NO_FORKS = "be forked: a fork of a live box needs the native launcher (install a C compiler and reinstall harena)"
+EXEC, PROGRAM, SERVER, TRUSTED = 1, 2, 3, 4
+CAPTURE, PTY, FRESH_FS, NOTIFY = 1, 2, 4, 16
+ENDED_SELF, ENDED_WALL, ENDED_CPU, ENDED_MEMORY, ENDED_OUTPUT, ENDED_HOST = range(6)
+GUEST_ID, MAX_JOBS, RESULT_ROOM, LEFT_BYTES = 1000, 128, 48 << 20, 8 << 20
+START_S, WATCH_NS, WATCH_IDLE_NS = 20, 20_000_000, 100_000_000
+NEWNS, NEWIPC, NEWUSER, NEWPID, PARENT = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x8000
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC = 1, 2, 4, 8, 32, 4096, 16384
+WALL = 0x40000000  # wait for every kind of child
+STDIO, START_END, REPORT_END, JOINS = slice(0, 6), 6, 7, slice(8, None)  # the descriptors that a job's init gets
+
+SLOT_FILES = {  # by version: the limit, what is used, swap, how often the limit killed
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.swappiness", "memory.oom_control"),
+    2: ("memory.max", "memory.current", "memory.swap.max", "memory.events"),
+}
+TICK_NS, PAGE_KB = 1_000_000_000 // os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE") // 1024
+
+_step = ""  # what this process is about to do, for the report if it fails
+
+
+def doing(step):
+    global _step
+    _step = step
+
+
+class Kernel:
+    """The system calls that Python has no name for."""
+
+    def __init__(self):
+        import ctypes
+        import fcntl  # noqa: F401: here once, and not in every fork
+        import resource  # noqa: F401
+
+        self.ctypes = ctypes
+        libc = ctypes.PyDLL(None, use_errno=True)  # keeps the GIL: clone() comes back in the child with it
+        long, text = ctypes.c_long, ctypes.c_char_p
+        self._libc, self._clone = libc, {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+        libc.syscall.argtypes, libc.syscall.restype = [long] * 7, long
+        libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+        libc.mount.argtypes = [text, text, text, ctypes.c_ulong, text]
+        libc.unshare.argtypes = [ctypes.c_int]
+
+    def check(self, result):
+        if result < 0:
+            number = self.ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return result
+
+    def call(self, number, *args):
+        return self.check(self._libc.syscall(number, *args, *[0] * (6 - len(args))))
+
+    def prctl(self, option, *args):
+        return self.check(self._libc.prctl(option, *args, *[0] * (4 - len(args))))
+
+    def mount(self, source, target, kind, flags, options=None):
+        self.check(self._libc.mount(source, target, kind, flags, options))
+
+    def unshare(self, flags):
+        self.check(self._libc.unshare(flags))
+
+    def buffer(self, data):
+        """Bytes with an address; they live as long as what is returned first."""
+        room = self.ctypes.create_string_buffer(data, len(data))
+        return room, self.ctypes.addressof(room)
+
+    def clone(self, flags):
+        """fork() into new namespaces."""
+        python = self.ctypes.pythonapi
+        python.PyOS_BeforeFork()
+        pid = self._libc.syscall(self._clone, flags | 17, 0, 0, 0, 0, 0)
+        python.PyOS_AfterFork_Parent() if pid else python.PyOS_AfterFork_Child()
+        return self.check(pid)
+
+    def close_range(self, first, last=0xFFFFFFFF):
+        try:
+            self.call(436, first, last)
+        except OSError:
+            os.closerange(first, min(last, os.sysconf("SC_OPEN_MAX")) + 1)
+
+    def drop_capabilities(self):
+        try:
+            self.prctl(47, 4)  # the ambient set
+            for capability in range(64):
+                self.prctl(24, capability)  # the bounding set
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EPERM):
+                raise
+        head, data = self.buffer(struct.pack("<Ii", 0x20080522, 0)), self.buffer(bytes(24))
+        self.check(self._libc.capset(self.ctypes.c_void_p(head[1]), self.ctypes.c_void_p(data[1])))
+
+    def landlock(self, writable):
+        try:
+            abi = self.call(444, 0, 0, 1)
+        except OSError:
+            return  # the kernel has none: the mount namespace is the wall
+        every = (1 << 13) - 1 | (1 << 13 if abi >= 2 else 0) | (1 << 14 if abi >= 3 else 0)
+        room, at = self.buffer(struct.pack("<Q", every))
+        ruleset = self.call(444, at, len(room), 0)
+        for path, rights in [(b"/", 0b1101), *((path, every) for path in writable)]:
+            try:
+                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISDIR(os.fstat(fd).st_mode):
+                rights &= 0b111 | 1 << 14
+            _rule, at = self.buffer(struct.pack("<Qi", rights, fd))
+            self.call(445, ruleset, 1, at, 0)
+            os.close(fd)
+        self.call(446, ruleset, 0)
+        os.close(ruleset)
+
+    def seccomp(self, code):
+        if not code:
+            raise OSError(errno.ENOENT, "not configured")
+        code, at = self.buffer(code)
+        _program, at = self.buffer(struct.pack("HxxxxxxQ", len(code) // 8, at))
+        self.prctl(22, 2, at)
+
+
+class Config:
+    """What the host says once: four filters, the kind of cgroups, the paths that stay writable."""
+
+    def __init__(self, body):
+        self.filters, at = [], 0
+        for _ in range(4):
+            (length,) = U32.unpack_from(body, at)
+            self.filters.append(body[at + U32.size : at + U32.size + length])
+            at += U32.size + length
+        self.cgroups = body[at]
+        self.writable = [path for path in body[at + 1 :].split(b"\0") if path]
+
+
+def put(path, text):
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text)
+    finally:
+        os.close(fd)
+
+
+def take(path, size=4096):
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, size)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def map_ids():
+    put("/proc/self/setgroups", b"deny")
+    put("/proc/self/uid_map", b"%d %d 1" % (GUEST_ID, GUEST_ID))
+    put("/proc/self/gid_map", b"%d %d 1" % (GUEST_ID, GUEST_ID))
+
+
+# -- one job: its init and its main process --
+
+
+def make_job(kernel, config, spec, fds, counted, command=None, flags=0):
+    """Starts a job's init in namespaces of its own and returns its pid; 0 in the job's main process, now a guest."""
+    flags |= NEWUSER | NEWPID | NEWNS | (NEWIPC if spec.flags & FRESH_FS else 0)
+    doing("clone namespaces")
+    pid = kernel.clone(flags)
+    if pid == 0:
+        try:
+            init_main(kernel, config, spec, fds, counted, command)
+        except OSError as error:
+            os.write(fds[START_END], b"F" + struct.pack("<i", error.errno or errno.EIO) + _step.encode())
+            _exit(111)
+        except BaseException as error:
+            os.write(fds[START_END], b"F" + struct.pack("<i", errno.EIO) + f"{_step} ({error!r})".encode()[:200])
+            _exit(112)
+    return pid
+
+
+def init_main(kernel, config, spec, fds, counted, command):
+    """pid 1 of the job. Comes back only in its child, the main process."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # pid 1 hears only what it has a handler for
+    doing("parent death signal")
+    kernel.prctl(1, 9)
+    doing("map the user")
+    map_ids()
+    if spec.flags & FRESH_FS:
+        size = b"size=%d,nr_inodes=16384," % spec.fs_bytes
+        for path, mode in ((b"/workspace", b"mode=755"), (b"/tmp", b"mode=1777"), (b"/dev/shm", b"mode=1777")):
+            doing("mount " + path.decode())
+            kernel.mount(b"tmpfs", path, b"tmpfs", NOSUID | NODEV, size + mode)
+    doing("mount /proc")
+    kernel.mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC)
+    doing("start the process")
+    main = os.fork()
+    if main == 0:
+        return become(kernel, config, spec, fds, counted, command)
+    os.write(fds[REPORT_END], OWN.pack(time.process_time_ns()))
+    os.dup2(fds[REPORT_END], 0)
+    kernel.close_range(1)
+    peak = 0
+    while True:
+        pid, status, usage = os.wait4(-1, WALL)
+        peak = max(peak, usage.ru_maxrss)
+        if pid == main:
+            os.write(0, REPORT.pack(status, peak))
+            _exit(0)
+
+
+def become(kernel, config, spec, fds, counted, command):
+    """Turns the main process into a guest: its descriptors, its limits, no rights. A command is executed here."""
+    import fcntl
+
+    doing("join cgroup")
+    for fd in fds[JOINS]:
+        os.write(fd, b"0")
+    doing("stdio")
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    if command is not None:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+    start, *ends = [
+        fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) if fd >= 0 else -1 for fd in (fds[START_END], *fds[STDIO])
+    ]
+    for number, fd in enumerate(ends):
+        if fd >= 0:
+            os.dup2(fd, number, inheritable=number < 3)
+        else:
+            kernel.close_range(number, number)
+    kernel.close_range(6, start - 1)
+    kernel.close_range(start + 1)
+    os.setsid()
+    if spec.flags & PTY:
+        doing("terminal")
+        fcntl.ioctl(0, 0x540E, 0)
+        fcntl.ioctl(0, 0x5414, struct.pack("HHHH", spec.rows, spec.cols, 0, 0))
+    try:
+        os.chdir(command[2] if command else "/workspace")
+    except OSError as error:
+        not_started(start, error)
+    confine(kernel, config, spec, counted)
+    os.write(start, b"R")
+    if command is None:
+        return os.close(start)
+    try:
+        execute_command(*command[:2])
+    except OSError as error:
+        not_started(start, error)
+
+
+def not_started(start, error):
+    os.write(start, b"X" + struct.pack("<i", error.errno or errno.EIO))
+    _exit(127)
+
+
+def execute_command(argv, env):
+    """As execvpe does, with the PATH that the command itself gets."""
+    if b"/" in argv[0]:
+        return execute_file(argv[0], argv, env)
+    number = errno.ENOENT
+    for folder in env.get(b"PATH", b"/bin:/usr/bin").split(b":"):
+        try:
+            execute_file(os.path.join(folder or b".", argv[0]), argv, env)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+                raise
+            number = errno.EACCES if error.errno == errno.EACCES else number
+    raise OSError(number, os.strerror(number))
+
+
+def execute_file(path, argv, env):
+    try:
+        os.execve(path, argv, env)
+    except ValueError:
+        raise OSError(errno.ENOENT, "no name") from None
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        os.execve(b"/bin/sh", [b"/bin/sh", path, *argv[1:]], env)
+
+
+def limit(which, value):
+    import resource
+
+    hard = resource.getrlimit(which)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (value, value))
+
+
+def confine(kernel, config, spec, counted):
+    """See native/confine.c. `counted`: a cgroup bounds the processes too."""
+    import resource
+
+    doing("rlimits")
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_NOFILE, spec.nofile)
+    limit(resource.RLIMIT_MEMLOCK, 8 << 20)
+    limit(resource.RLIMIT_RTPRIO, 0)
+    limit(resource.RLIMIT_NPROC, (spec.processes + 1) * (2 if counted else 1))
+    if spec.cpu_ns:
+        limit(resource.RLIMIT_CPU, spec.cpu_ns // 1_000_000_000 + 2)
+    if spec.kind != EXEC and spec.memory:
+        used = int(take("/proc/self/statm").split()[5]) * os.sysconf("SC_PAGESIZE")
+        limit(resource.RLIMIT_DATA, spec.memory + used)
+    doing("no_new_privs")
+    kernel.prctl(38, 1)
+    doing("landlock")
+    kernel.landlock(config.writable)
+    doing("capabilities")
+    kernel.drop_capabilities()
+    kernel.prctl(4, 1)
+    doing("seccomp")
+    kernel.seccomp(config.filters[spec.profile])
+
+
+# -- cgroups --
+
+
+class Slot:
+    """A cgroup that jobs use one after the other."""
+
+    def __init__(self, number, version, folders):
+        self.busy, self.set, self.seen = False, (0, 0), (0, 0)
+        self.limit_file, self.usage_file, swap, self.events = SLOT_FILES[version]
+        self.places = [(folder, f"{os.getpid()}-{number}") for folder in folders]
+        for folder, name in self.places:
+            os.mkdir(name, 0o755, dir_fd=folder)
+        self.joins = [self.open(place, "cgroup.procs", os.O_WRONLY) for place in self.places]
+        try:
+            self.put(self.places[0], swap, b"0")
+        except OSError:
+            pass  # a kernel without swap accounting: nothing to turn off
+
+    @staticmethod
+    def open(place, file, flags):
+        return os.open(f"{place[1]}/{file}", flags | os.O_CLOEXEC, dir_fd=place[0])
+
+    def put(self, place, file, text):
+        fd = self.open(place, file, os.O_WRONLY)
+        try:
+            os.write(fd, text)
+        finally:
+            os.close(fd)
+
+    def limit(self, memory, processes):
+        """False when what earlier jobs left (files in the workspace) would count against the next one."""
+        if int(self.read(self.places[0], self.usage_file)[0]) > LEFT_BYTES:
+            return False
+        if self.set != (memory, processes):
+            self.put(self.places[0], self.limit_file, b"%d" % memory)
+            self.put(self.places[-1], "pids.max", b"%d" % processes)
+            self.set = memory, processes
+        return True
+
+    def remove(self):
+        """What is still charged to it becomes its parent's."""
+        close_all(self.joins)
+        for folder, name in self.places:
+            try:
+                os.rmdir(name, dir_fd=folder)
+            except OSError:
+                pass  # the keeper will
+
+    def read(self, place, file):
+        fd = self.open(place, file, os.O_RDONLY)
+        try:
+            return os.read(fd, 4096).split()
+        finally:
+            os.close(fd)
+
+    def counter(self, place, file, key):
+        try:
+            words = self.read(place, file)
+            return int(words[words.index(key) + 1])
+        except (OSError, ValueError):
+            return 0
+
+    def hits(self):
+        """1: the process limit was hit since the last job, 2: the memory limit."""
+        kills = self.counter(self.places[0], self.events, b"oom_kill")
+        refusals = self.counter(self.places[-1], "pids.events", b"max")
+        then, self.seen = self.seen, (kills, refusals)
+        return (2 if kills > then[0] else 0) | (1 if refusals > then[1] else 0)
+
+
+# -- the loop --
+
+
+class Job:
+    def __init__(self, id, spec):
+        self.id, self.spec, self.pid, self.pidfd, self.slot = id, spec, 0, -1, None
+        self.ends = [-1] * 6  # what the main process will have as 0 to 5
+        self.fds = {"out": -1, "err": -1, "res": -1, "hand": -1, "report": -1, "start": -1, "master": -1}
+        self.data = {"out": bytearray(), "err": bytearray(), "res": bytearray()}
+        self.give = memoryview(b"")
+        self.written = self.records = self.scanned = self.ended = self.hits = self.cpu_base = self.exec_errno = 0
+        self.started = self.deadline = self.peak_kb = self.cpu_ns = 0
+        self.said = None  # the wait status that a program announced before it ended
+
+
+class Loop:
+    def __init__(self, control):
+        import select
+
+        self.kernel, self.control, self.config, self.folders = Kernel(), control, None, []
+        self.jobs, self.slots, self.slots_made, self.template, self.template_job = [], [], 0, None, None
+        self.next_watch, self.watch_every = 0, WATCH_NS
+        self.poll, self.places = select.poll(), {}
+        self.IN, self.OUT = select.POLLIN, select.POLLOUT
+        self.poll.register(control.fileno(), self.IN)
+
+    def serve(self):
+        while True:
+            ready = self.poll.poll(self.patience_ms(time.monotonic_ns()))
+            self.enforce_time(time.monotonic_ns())
+            for fd, _ in ready:
+                if fd in self.places:
+                    self.react(*self.places[fd])
+            if any(fd == self.control.fileno() for fd, _ in ready):
+                self.handle_request()
+
+    # frames
+
+    def receive(self, size):
+        parts = []
+        while size:
+            data = self.control.recv(min(size, 1 << 20))
+            if not data:
+                _exit(0)
+            parts.append(data)
+            size -= len(data)
+        return b"".join(parts)
+
+    def send(self, op, id, body=b"", fd=-1):
+        data = HEAD.pack(MAGIC, op, int(fd >= 0), id, len(body)) + body
+        try:
+            if fd >= 0:
+                data = data[self.control.sendmsg([data], [(1, 1, struct.pack("i", fd))]) :]
+            self.control.sendall(data)
+        except OSError:
+            _exit(0)  # the host is gone
+
+    def send_error(self, id, number, step):
+        self.send(OP_ERROR, id, struct.pack("<i", number or errno.EIO) + step.encode()[:1000])
+
+    def handle_request(self):
+        data, fds = receive_fds(self.control, HEAD.size)
+        if not data:
+            _exit(0)
+        magic, op, _, id, length = HEAD.unpack(data + self.receive(HEAD.size - len(data)))
+        if magic != MAGIC or length > MAX_FRAME:
+            _exit(3)
+        body = self.receive(length)
+        try:
+            if op == OP_PING:
+                self.send(OP_PONG, id, body)
+            elif op == OP_SPAWN:
+                self.spawn(id, body, fds)
+            elif op == OP_KILL:
+                self.kill_request(id, *struct.unpack("<II", body))
+            elif op == OP_USAGE:
+                self.usage_request(id, *U32.unpack(body))
+            elif op == OP_CONFIG:
+                self.config, self.config_body = Config(body), body
+                self.folders, fds = (fds, []) if self.config.cgroups else ([], fds)
+                self.send(OP_PONG, id)
+            elif op == OP_ALLOW_FORKS:
+                self.send_error(id, errno.ENOSYS, NO_FORKS)
+            else:
+                self.send_error(id, errno.ENOSYS, "unknown request")
+        except (struct.error, IndexError, ValueError):
+            self.send_error(id, errno.EPROTO, "malformed request")
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+    # starts
+
+    def spawn(self, id, body, fds):
+        job = Job(id, Spec(*SPAWN.unpack_from(body)))
+        spec, at, pieces = job.spec, SPAWN.size, []
+        for length in (spec.strings_len, spec.cwd_len, spec.stdin_len, spec.payload_len):
+            pieces.append(body[at : at + length])
+            at += length
+        if at != len(body) or not EXEC <= spec.kind <= TRUSTED or spec.profile > 3 or spec.view or self.config is None:
+            return self.send_error(id, errno.EPROTO, "malformed request")
+        try:
+            if len(self.jobs) >= MAX_JOBS:
+                raise OSError(errno.EAGAIN, "")
+            doing("start the job")
+            words = pieces[0].split(b"\0")
+            argv, env = words[: spec.argc], words[spec.argc : spec.argc + spec.envc]
+            env = dict(word.split(b"=", 1) for word in env)
+            if spec.kind == TRUSTED:
+                return self.start_template(job, argv, env)
+            self.set_up_stdio(job, pieces[2], fds)
+            self.start(job, (argv, env, pieces[1].rstrip(b"\0")) if spec.kind == EXEC else None)
+        except OSError as error:
+            number, step = error.errno, _step
+            self.discard(job)
+            return self.send_error(id, number, step)
+        job.started = time.monotonic_ns()
+        job.deadline = job.started + spec.wall_ns if spec.wall_ns else 0
+        self.next_watch, self.watch_every = min(self.next_watch, job.started + WATCH_NS), WATCH_NS
+        self.jobs.append(job)
+        self.watch_fd(job, "pid", job.pidfd)
+        for name in ("out", "err", "res"):
+            self.watch_fd(job, name, job.fds[name])
+        if job.fds["hand"] >= 0:
+            job.give = memoryview(U32.pack(spec.payload_len) + pieces[3])
+            self.hand_over(job)
+        if spec.flags & NOTIFY:
+            self.send(OP_STARTED, id, U32.pack(job.pid), job.fds["master"])
+            close_all(job.fds, "master")
+        return None
+
+    def pipe(self, job, name, end, *, to_us=True):
+        read, write = os.pipe()
+        ours, job.ends[end] = (read, write) if to_us else (write, read)
+        os.set_blocking(ours, False)
+        job.fds[name] = ours
+
+    def set_up_stdio(self, job, stdin, fds):
+        doing("stdio")
+        if job.spec.flags & PTY:
+            job.fds["master"], job.ends[0] = os.openpty()
+            job.ends[1:3] = os.dup(job.ends[0]), os.dup(job.ends[0])
+            return
+        if job.spec.flags & CAPTURE:
+            self.pipe(job, "out", 1)
+            self.pipe(job, "err", 2)
+            job.ends[0] = stdin_with(stdin)
+        else:
+            if len(fds) < 3:
+                raise OSError(errno.EINVAL, "")
+            job.ends[:3], fds[:3] = fds[:3], [-1] * 3
+            if len(fds) > 3:
+                job.ends[5], fds[3] = fds[3], -1
+        if job.spec.kind == PROGRAM:
+            self.pipe(job, "res", 3)
+        if job.spec.kind != EXEC:
+            self.pipe(job, "hand", 4, to_us=False)
+
+    def start(self, job, command):
+        """Makes the job's init and waits until the main process is a guest; no guest code has run before."""
+        self.take_slot(job)
+        doing("start the job's init")
+        job.fds["report"], report = os.pipe()
+        job.ends.append(report)
+        job.fds["start"], start = os.pipe()
+        job.ends.insert(START_END, start)
+        os.set_blocking(job.fds["report"], False)
+        joins = job.slot.joins if job.slot else []
+        if command is not None:
+            job.pid = make_job(self.kernel, self.config, job.spec, job.ends + joins, bool(job.slot), command)
+        else:
+            job.pid = self.ask_template(job, job.ends + joins)
+        job.pidfd = self.kernel.call(434, job.pid, 0)
+        close_all(job.ends)
+        self.await_start(job)
+
+    def ask_template(self, job, fds):
+        doing("reach the box's Python")
+        if self.template is None:
+            raise OSError(errno.ESRCH, "")
+        mask = sum(1 << number for number, fd in enumerate(fds) if fd >= 0)
+        data = ORDER.pack(mask, bool(job.slot)) + SPAWN.pack(*job.spec)
+        given = [fd for fd in fds if fd >= 0]
+        self.template.sendmsg([data], [(1, 1, struct.pack(f"{len(given)}i", *given))])
+        (pid,) = PID.unpack(self.template.recv(PID.size) or PID.pack(-errno.ESRCH))
+        if pid < 0:
+            raise OSError(-pid, "")
+        return pid
+
+    def await_start(self, job):
+        import select
+
+        said, fd = b"", job.fds["start"]
+        poll = select.poll()
+        poll.register(fd, self.IN)
+        while poll.poll(START_S * 1000):
+            data = os.read(fd, 4096)
+            said += data
+            if not data or (said == b"R" and job.spec.kind != EXEC):
+                break
+        close_all(job.fds, "start")
+        if said[:1] == b"F":
+            doing(said[5:].decode())
+            raise OSError(*struct.unpack("<i", said[1:5]), "")
+        if b"X" in said:
+            (job.exec_errno,) = struct.unpack("<i", said.partition(b"X")[2])
+        elif said != b"R":
+            doing("start the job's init")
+            raise OSError(errno.ECHILD, "")
+
+    def take_slot(self, job):
+        if not self.folders:
+            return
+        doing("cgroup")
+        for slot in [slot for slot in self.slots if not slot.busy]:
+            if slot.limit(job.spec.memory, job.spec.processes):
+                break
+            self.slots.remove(slot)
+            slot.remove()
+        else:
+            self.slots_made += 1
+            slot = Slot(self.slots_made, self.config.cgroups, self.folders)
+            self.slots.append(slot)
+            slot.limit(job.spec.memory, job.spec.processes)
+        slot.busy, job.slot = True, slot
+
+    def discard(self, job):
+        """A job that did not start."""
+        if job.pid:
+            os.kill(job.pid, 9)
+            os.waitpid(job.pid, WALL)
+        self.let_go(job)
+
+    def let_go(self, job):
+        for fd in (job.pidfd, *(job.fds[name] for name in ("out", "err", "res", "hand"))):
+            self.unwatch(fd)
+        close_all(job.fds)
+        close_all(job.ends)
+        if job.pidfd >= 0:
+            os.close(job.pidfd)
+        if job.slot:
+            job.slot.busy = False
+        if job in self.jobs:
+            self.jobs.remove(job)
+
+    def start_template(self, job, argv, env):
+        import _socket
+
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, struct.pack("ll", START_S, 0))
+        job.pid = os.fork()
+        if job.pid == 0:
+            try:
+                os.dup2(theirs.fileno(), 3)
+                self.kernel.close_range(4)
+                os.execve(argv[0], argv, env)
+            finally:
+                _exit(127)
+        theirs.close()
+        job.pidfd = self.kernel.call(434, job.pid, 0)
+        ours.send(self.config_body)
+        self.template, self.template_job = ours, job
+        self.jobs.append(job)
+        self.watch_fd(job, "pid", job.pidfd)
+        self.watch_fd(job, "template", ours.fileno())
+
+    # what jobs write, and their ends
+
+    def watch_fd(self, job, what, fd, events=None):
+        if fd >= 0:
+            self.places[fd] = job, what
+            self.poll.register(fd, events or self.IN)
+
+    def unwatch(self, fd):
+        if self.places.pop(fd, None):
+            self.poll.unregister(fd)
+
+    def react(self, job, what):
+        if what == "pid":
+            self.finish(job)
+        elif what == "hand":
+            self.hand_over(job)
+        elif what == "template":
+            self.unwatch(self.template.fileno())
+            try:
+                ready = self.template.recv(16) == b"ready"
+            except OSError:
+                ready = False
+            if ready:
+                self.send(OP_STARTED, job.id, U32.pack(job.pid))
+        else:
+            self.drain(job, what)
+            if job.said is not None and not job.ended:
+                self.end_waiting(job)
+
+    def drain(self, job, what):
+        """Reads what is there. Output beyond the limit ends the job; the part that fits is kept."""
+        fd, into = job.fds[what], job.data.get(what)
+        while fd >= 0:
+            try:
+                chunk = os.read(fd, 1 << 16)
+            except BlockingIOError:
+                break
+            room = RESULT_ROOM - len(into) if what == "res" else job.spec.output - job.written
+            into += chunk[:room]
+            if what != "res":
+                job.written += min(len(chunk), room)
+            if len(chunk) > room:
+                self.kill(job, ENDED_OUTPUT)
+            if not chunk or len(chunk) > room:
+                self.unwatch(fd)
+                close_all(job.fds, what)
+                break
+        if what == "res":
+            self.count_records(job)
+
+    def count_records(self, job):
+        """Each whole record of a group restarts the wall clock; the last one, or X and an exit code, is the end."""
+        data = job.data["res"]
+        if not job.scanned and len(data) >= 8:
+            (job.cpu_base,) = struct.unpack_from("<Q", data)
+            job.scanned = 8
+        while job.scanned and job.said is None and len(data) - job.scanned >= U32.size:
+            start = job.scanned + U32.size
+            end = start + U32.unpack_from(data, job.scanned)[0]
+            if end > len(data):
+                return
+            job.scanned = end
+            if job.spec.records:
+                job.records += 1
+                job.deadline = time.monotonic_ns() + job.spec.wall_ns
+                job.said = 0 if job.records == job.spec.records else None
+            elif end - start == 2 and data[start] == ord("X"):
+                job.said = data[start + 1] << 8
+
+    def hand_over(self, job):
+        fd = job.fds["hand"]
+        try:
+            while job.give:
+                job.give = job.give[os.write(fd, job.give) :]
+        except BlockingIOError:
+            if fd not in self.places:
+                self.watch_fd(job, "hand", fd, self.OUT)
+            return
+        except OSError:
+            pass  # it has ended already
+        self.unwatch(fd)
+        close_all(job.fds, "hand")
+        job.give = memoryview(b"")
+
+    def end_waiting(self, job):
+        """A program has said its last word. What it used is asked for first: the kernel does not tell of the killed."""
+        pid = self.find(job.id)[1]
+        job.peak_kb, job.cpu_ns = max(job.peak_kb, peak_of(pid)), max(job.cpu_ns, cpu_of(pid) or 0)
+        os.kill(job.pid, 9)
+
+    def kill(self, job, why):
+        job.ended = job.ended or why
+        os.kill(job.pid, 9)  # not reaped yet, so it is still the one
+
+    def finish(self, job):
+        wall_ns = time.monotonic_ns() - job.started
+        for what in job.data:
+            self.drain(job, what)
+        _, status, usage = os.wait4(job.pid, WALL)
+        if job.spec.kind == TRUSTED:
+            self.unwatch(self.template.fileno())
+            self.template.close()
+            self.template = self.template_job = None
+        else:
+            status = self.read_report(job, usage)
+        if job.ended or status:
+            job.hits |= job.slot.hits() if job.slot else 0
+        data = [bytes(job.data[what]) for what in ("out", "err", "res")]
+        done = DONE.pack(
+            job.ended, status, job.hits, job.exec_errno, wall_ns, max(0, job.cpu_ns - job.cpu_base), job.peak_kb,
+            job.written, *map(len, data), job.records,
+        )  # fmt: skip
+        self.let_go(job)
+        self.send(OP_DONE, job.id, b"".join((done, *data)))
+
+    def read_report(self, job, usage):
+        """What the job's init said in the end; -1 for one that was killed."""
+        said = os.read(job.fds["report"], OWN.size + REPORT.size)
+        own_ns = OWN.unpack_from(said)[0] if said else 0
+        status, peak_kb = REPORT.unpack_from(said, OWN.size) if len(said) > OWN.size else (-1, 0)
+        cpu_ns = int((usage.ru_utime + usage.ru_stime) * 1e9) - own_ns
+        job.peak_kb = max(job.peak_kb, peak_kb)
+        job.cpu_ns = max(cpu_ns, job.cpu_ns if status == -1 else 0, 0)
+        return job.said if status == -1 and job.said is not None else status
+
+    # requests about jobs
+
+    def find(self, id):
+        """A job by its id, and its first process as this pid namespace numbers it."""
+        for job in self.jobs:
+            if job.id == id:
+                children = take(f"/proc/{job.pid}/task/{job.pid}/children").split()
+                return job, job.pid if job.spec.kind == TRUSTED else int(children[0]) if children else 0
+        return None, 0
+
+    def kill_request(self, id, target, number):
+        job, pid = self.find(target)
+        if job is None:
+            return self.send_error(id, errno.ESRCH, "no such execution")
+        try:
+            if number == 0:
+                self.kill(job, ENDED_HOST)
+            elif pid:
+                os.kill(pid, number)
+            else:
+                raise ProcessLookupError(errno.ESRCH, "")
+        except OSError as error:
+            return self.send_error(id, error.errno, "signal")
+        return self.send(OP_PONG, id)
+
+    def usage_request(self, id, target):
+        job, pid = self.find(target)
+        cpu_ns = cpu_of(pid)
+        if job is None or cpu_ns is None:
+            return self.send_error(id, errno.ESRCH, "no such execution")
+        self.watch(time.monotonic_ns())
+        return self.send(OP_PONG, id, struct.pack("<QQ", max(cpu_ns, job.cpu_ns), peak_of(pid)))
+
+    # time, memory and processes
+
+    def patience_ms(self, now):
+        times = [job.deadline for job in self.jobs if job.deadline and not job.ended]
+        if any(job.spec.kind != TRUSTED and not job.ended for job in self.jobs):
+            times.append(self.next_watch)
+        return None if not times else max(0, min(60000, (min(times) - now) // 1_000_000 + 1))
+
+    def enforce_time(self, now):
+        late = [job for job in self.jobs if job.deadline and not job.ended and now >= job.deadline]
+        if late or now >= self.next_watch:
+            self.watch(now)
+        for job in late:
+            self.kill(job, ENDED_WALL)
+
+    def watch(self, now):
+        """Looks at the processes of all jobs: CPU time, how many there are, and memory where no cgroup bounds it."""
+        self.next_watch = now + self.watch_every
+        if not any(now - job.started > WATCH_NS // 4 for job in self.jobs if job.spec.kind != TRUSTED):
+            return
+        inits = {job.pid: job for job in self.jobs}
+        seen = {int(pid): entry for pid in os.listdir("/proc") if pid.isdigit() and (entry := look_at(pid))}
+        template = seen.get(self.template_job.pid) if self.template_job else None
+        totals = {job: [0, 0, 0] for job in self.jobs}
+        for pid, (_, cpu_ns, rss_kb, threads) in seen.items():
+            job = None if pid in inits else self.job_of(pid, seen, inits)
+            if job is not None:
+                shared = template[2] if template and job.spec.kind != EXEC else 0
+                for number, value in enumerate((cpu_ns, max(0, rss_kb - shared), threads)):
+                    totals[job][number] += value
+        idle = True
+        for job, (cpu_ns, rss_kb, threads) in totals.items():
+            if job.spec.kind == TRUSTED or job.ended:
+                continue
+            idle &= job.cpu_ns == cpu_ns
+            job.peak_kb, job.cpu_ns = max(job.peak_kb, rss_kb), cpu_ns
+            if threads >= job.spec.processes:
+                job.hits |= 4
+            if job.spec.memory and not job.slot and rss_kb * 1024 > job.spec.memory:
+                self.kill(job, ENDED_MEMORY)
+            elif job.spec.cpu_ns and cpu_ns > job.spec.cpu_ns + job.cpu_base:
+                self.kill(job, ENDED_CPU)
+        # Who used no CPU since the last look has not grown either: look less often, Python's look costs something.
+        self.watch_every = min(self.watch_every * 2, WATCH_IDLE_NS) if idle else WATCH_NS
+
+    @staticmethod
+    def job_of(pid, seen, inits):
+        for _ in range(256):
+            if pid in inits:
+                return inits[pid]
+            if pid not in seen:
+                return None
+            pid = seen[pid][0]
+        return None
+
+
+def look_at(pid):
+    """Parent, CPU time, resident memory, threads of a process."""
+    fields = take(f"/proc/{pid}/stat").rpartition(b")")[2].split()  # its name may hold anything
+    if len(fields) < 22:
+        return None
+    cpu_ns = sum(map(int, fields[11:15])) * TICK_NS
+    return int(fields[1]), cpu_ns, int(fields[21]) * PAGE_KB, 0 if fields[0] == b"Z" else int(fields[17])
+
+
+def cpu_of(pid):
+    """None for one that is gone."""
+    try:
+        return time.clock_gettime_ns((~pid << 3) | 2) if pid else None
+    except OSError:
+        return None
+
+
+def peak_of(pid):
+    words = take(f"/proc/{pid}/status").partition(b"VmHWM:")[2].split()
+    return int(words[0]) if words else 0
+
+
+def close_all(fds, *names):
+    """Closes descriptors of a list or a dict and marks them so."""
+    for key in names or (fds if isinstance(fds, dict) else range(len(fds))):
+        if fds[key] >= 0:
+            os.close(fds[key])
+        fds[key] = -1
+
+
+def stdin_with(data):
+    if not data:
+        return os.open(os.devnull, os.O_RDONLY)
+    fd = os.memfd_create("stdin")
+    write_all(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def receive_fds(sock, size):
+    import _socket
+
+    data, ancillary, _, _ = sock.recvmsg(size, _socket.CMSG_SPACE(4 * 16), _socket.MSG_CMSG_CLOEXEC)
+    fds = []
+    for level, kind, content in ancillary:
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+            fds += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])
+    return data, fds
+
+
+def template_main(preload):
+    """Forks itself when the loop asks; each fork comes back here as a guest."""
+    import _socket
+
+    load(preload)
+    kernel, sock = Kernel(), _socket.socket(fileno=3)
+    config = Config(sock.recv(1 << 20))
+    warm_up()
+    gc.collect()
+    gc.freeze()
+    sock.send(b"ready")
+    while True:
+        data, fds = receive_fds(sock, 4096)
+        if not data:
+            _exit(0)
+        mask, counted = ORDER.unpack_from(data)
+        spec, given = Spec(*SPAWN.unpack_from(data, ORDER.size)), iter(fds)
+        ends = [next(given) if mask >> number & 1 else -1 for number in range(mask.bit_length())]
+        try:
+            pid = make_job(kernel, config, spec, ends, counted, flags=PARENT)
+        except OSError as error:
+            pid = -error.errno
+        if pid == 0:
+            sock.detach()
+            return guest_main()
+        close_all(fds)
+        sock.send(PID.pack(pid))
+
+
+def loop_main(control, steps):
+    """Finishes the box's root where bubblewrap could not, gives up every capability, and serves."""
+    import _socket
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    loop = Loop(_socket.socket(fileno=control))
+    try:
+        settle(loop.kernel, steps)
+    except OSError as error:
+        loop.send_error(0, error.errno, _step)
+        _exit(111)
+    gc.collect()
+    gc.freeze()
+    loop.send(OP_PONG, 0)
+    loop.serve()
+
+
+def settle(kernel, steps):
+    doing("make namespaces (user, mount)")
+    kernel.unshare(NEWUSER | NEWNS)
+    map_ids()
+    kept = [os.open(target, os.O_PATH | os.O_CLOEXEC) for verb, target, _ in steps if verb == "again"]
+    os.umask(0o022)
+    for verb, target, options in steps:
+        doing(f"{verb} {target}")
+        path = os.fsencode(target)
+        if verb == "tmpfs":
+            kernel.mount(b"tmpfs", path, b"tmpfs", NOSUID | NODEV, options.encode())
+        elif verb == "remove":
+            os.unlink(path)
+        elif verb == "ro":
+            kernel.mount(None, path, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)
+        elif verb == "again":
+            source = kept.pop(0)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if stat.S_ISDIR(os.fstat(source).st_mode):
+                os.makedirs(path, exist_ok=True)
+            else:
+                os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+            kernel.mount(b"/proc/self/fd/%d" % source, path, None, BIND | REC)
+            os.close(source)
+    doing("give up capabilities")
+    kernel.prctl(38, 1)
+    kernel.drop_capabilities()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    os.close(null)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--loop":
+        loop_main(int(sys.argv[2]), json.loads(sys.argv[3]))
+    elif sys.argv[1] == "--template":
+        template_main(sys.argv[2:])
+    else:
+        zygote_main(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -1,0 +1,480 @@
+"""Warm pool of boxes. Guarantees: never more than max_live boxes; a lease always ends; results in input order; one bad
+program never spoils another. Does not isolate: backends do.
+
+How much is fresh for each program of `map` is the caller's choice:
+
+fresh      a process of its own, forked from the box's warm interpreter into pid, mount, ipc and user namespaces of its
+           own, on empty files. Nothing of it is there for the next one.
+group=n    n programs of one owner run one after the other in such a process. The host is as safe; the programs see what
+           the ones before them did to the interpreter, and can forge each other's results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import select
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from harena.errors import BoxClosed, BoxLost, HarenaError, QueueTimeout, Retry, SpecError, WireError
+from harena.sandbox import outcome, session, wire
+from harena.sandbox.alarm import ALARM
+from harena.sandbox.session import Sandbox
+from harena.sandbox.spec import MB, Clocks, Limits, Result, Spec, Usage, Verdict
+
+IN_FLIGHT = 2
+"""Programs that a worker runs side by side, so that one runs while another is set up or taken down."""
+STRAGGLER_S = 0.05
+"""After this long a program no longer holds back the ones behind it."""
+TRIES = 3
+"""How often a program is given to a box before the platform admits that it cannot run it."""
+RECORD = struct.Struct("<ciddII")
+MAX_GROUP_BYTES = 16 * MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Determinism:
+    deterministic: bool
+    digests: tuple[str, ...]
+    """Of verdict, exit code and output, one for each run."""
+    results: tuple[Result, ...]
+
+
+@dataclass(slots=True)
+class _Task:
+    """Programs that go to a worker together: one, or a group."""
+
+    indices: list[int]
+    tries: int = 0
+    sent_at: float = 0.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    box: Sandbox
+    poll: select.poll
+    reader: wire.Reader = field(default_factory=wire.Reader)
+    running: dict[int, _Task] = field(default_factory=dict[int, _Task])
+    next_id: int = 1 << 20  # apart from the ids of the box's own channel
+
+    def stragglers(self, now: float) -> int:
+        return sum(now - task.sent_at > STRAGGLER_S for task in self.running.values())
+
+
+class SandboxPool:
+    def __init__(
+        self,
+        spec: Spec | None = None,
+        *,
+        warm: int | None = None,
+        backend: str = "local",
+        limits: Limits | None = None,
+        clocks: Clocks | None = None,
+        max_live: int | None = None,
+        max_starting: int = 2,
+        stragglers: int = 4,
+    ) -> None:
+        """warm: boxes kept ready (default: one for each core). max_live: boxes at once, leased ones included.
+        stragglers: how many programs of a map that run for longer than a moment may share a core; more of them end a
+        batch with many infinite loops sooner, and leave each less of the core for its wall_s."""
+        cores = len(os.sched_getaffinity(0))
+        self.spec = spec or Spec()
+        self.limits = limits or Limits()
+        self.clocks = clocks or Clocks()
+        self._backend = backend
+        self._warm = cores if warm is None else warm
+        self._max_live = max(self._warm, cores) + 64 if max_live is None else max_live
+        self._workers = max(1, min(cores, self._max_live))
+        self._stragglers = stragglers
+        if self._warm < 0 or self._max_live < max(1, self._warm) or max_starting < 1 or stragglers < 1:
+            raise SpecError("a pool needs warm >= 0, max_live >= max(1, warm), max_starting >= 1, stragglers >= 1")
+        self._changed = threading.Condition()
+        self._ready: deque[Sandbox] = deque()
+        self._live = 0
+        self._closed = False
+        self._starting = threading.Semaphore(max_starting)
+        self._refills = 0
+        self._max_starting = max_starting
+        try:
+            for _ in range(self._warm):
+                self._ready.append(self._make(counted=False))
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- leases ----
+
+    def lease(self, *, ttl_s: float | None = None) -> Sandbox:
+        """A box of one's own, until it is closed or ttl_s is over. QueueTimeout when none is free in clocks.queue_s."""
+        box = self._take()
+        if ttl_s is not None:
+            ALARM.at(time.monotonic() + ttl_s, lambda: box.close(f"its lease of ttl_s={ttl_s:g} is over"))
+        self._refill()
+        return box
+
+    def _take(self) -> Sandbox:
+        deadline = time.monotonic() + self.clocks.queue_s
+        while True:
+            with self._changed:
+                if self._closed:
+                    raise BoxClosed("the pool is closed")
+                if self._ready:
+                    box = self._ready.popleft()
+                elif self._live < self._max_live:
+                    self._live += 1
+                    break
+                else:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise QueueTimeout(
+                            f"no box was free within queue_s={self.clocks.queue_s:g}: {self._live} of "
+                            f"max_live={self._max_live} are in use"
+                        )
+                    self._changed.wait(left)
+                    continue
+            if box.alive:
+                return box
+            box.close("it was lost")
+        return self._make(counted=True)
+
+    def _make(self, *, counted: bool) -> Sandbox:
+        """A new warm box. `counted`: its place in max_live is taken already."""
+        if not counted:
+            with self._changed:
+                self._live += 1
+        try:
+            with self._starting:
+                box = Sandbox(self.spec, backend=self._backend, limits=self.limits, clocks=self.clocks)
+                try:
+                    box.warm_up()
+                except BaseException:
+                    box.close()
+                    raise
+        except BaseException:
+            self._released()
+            raise
+        box.on_close = self._released
+        return box
+
+    def _released(self) -> None:
+        with self._changed:
+            self._live -= 1
+            self._changed.notify()
+        self._refill()
+
+    def _refill(self) -> None:
+        """Makes boxes in the background until `warm` are ready again."""
+        with self._changed:
+            missing = min(self._warm - len(self._ready), self._max_live - self._live) - self._refills
+            if self._closed or missing <= 0 or self._refills >= self._max_starting:
+                return
+            self._refills += 1
+            self._live += 1
+        threading.Thread(target=self._refill_one, name="harena-refill", daemon=True).start()
+
+    def _refill_one(self) -> None:
+        try:
+            box = self._make(counted=True)
+        except HarenaError:
+            with self._changed:
+                self._refills -= 1
+            return  # the next lease meets the same failure and reports it
+        with self._changed:
+            self._refills -= 1
+            keep = not self._closed
+            if keep:
+                self._ready.append(box)
+                self._changed.notify()
+        if not keep:
+            box.close("the pool is closed")
+        self._refill()
+
+    @contextlib.contextmanager
+    def _borrow(self, count: int) -> Generator[list[Sandbox]]:
+        """Boxes for the pool's own use. Fresh programs leave nothing in them, so they come back."""
+        boxes: list[Sandbox] = []
+        try:
+            boxes.append(self._take())
+            while len(boxes) < count and self._has_room():
+                boxes.append(self._take())
+            yield boxes
+        finally:
+            for box in boxes:
+                self._give_back(box)
+
+    def _has_room(self) -> bool:
+        with self._changed:
+            return bool(self._ready) or self._live < self._max_live
+
+    def _give_back(self, box: Sandbox) -> None:
+        with self._changed:
+            keep = not self._closed and box.alive and len(self._ready) < max(self._warm, self._workers)
+            if keep:
+                self._ready.append(box)
+                self._changed.notify()
+        if not keep:
+            box.close("the pool has enough")
+
+    # ---- batches ----
+
+    def map(
+        self,
+        programs: Sequence[str],
+        *,
+        limits: Limits | None = None,
+        group: int | None = None,
+        stdin: Sequence[bytes] | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> list[Result]:
+        """Runs Python programs, results in input order. `group=n` lets n of them share a process; see the module."""
+        programs = list(programs)
+        limits = limits or self.limits
+        if stdin is not None and (len(stdin) != len(programs) or group is not None):
+            raise SpecError("stdin: one for each program, and not with a group")
+        if group is not None and not 1 <= group <= 1000:
+            raise SpecError(f"group={group}: from 1 to 1000 programs share a process")
+        for index, program in enumerate(cast("list[Any]", programs)):
+            if not isinstance(program, str) or len(program) > MAX_GROUP_BYTES:
+                raise SpecError(f"program {index}: must be text of at most {MAX_GROUP_BYTES} characters")
+        if not programs:
+            return []
+        with self._borrow(self._workers) as boxes:
+            return _Batch(self, programs, limits, group, stdin, progress).run(boxes)
+
+    def check_deterministic(self, program: str, *, runs: int = 3, limits: Limits | None = None) -> Determinism:
+        """Runs a program in several interpreters with hash seeds and memory layouts of their own, and compares."""
+        if runs < 2:
+            raise SpecError(f"runs={runs}: comparing takes at least 2")
+        limits = limits or self.limits
+        with self._borrow(runs) as boxes:
+            if len(boxes) < 2:
+                raise SpecError("check_deterministic needs two boxes: raise max_live")
+            results: list[Result] = []
+            for index in range(runs):
+                batch = _Batch(self, [program], limits, None, None, None)
+                results += batch.run([boxes[index % len(boxes)]])
+        digests = tuple(map(digest, results))
+        return Determinism(deterministic=len(set(digests)) == 1, digests=digests, results=tuple(results))
+
+    # ---- life ----
+
+    @property
+    def ready(self) -> tuple[Sandbox, ...]:
+        """The boxes that wait to be leased."""
+        return tuple(self._ready)
+
+    @property
+    def stragglers(self) -> int:
+        return self._stragglers
+
+    def replace(self, box: Sandbox) -> Sandbox:
+        """For a batch whose box was lost: another one."""
+        box.close("it was lost")
+        return self._take()
+
+    def close(self) -> None:
+        """Closes the boxes that are not leased; leased ones end with their lease. Idempotent."""
+        with self._changed:
+            self._closed = True
+            boxes = list(self._ready)
+            self._ready.clear()
+            self._changed.notify_all()
+        for box in boxes:
+            box.close("the pool is closed")
+
+    def __enter__(self) -> SandboxPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def digest(result: Result) -> str:
+    text = f"{result.verdict.value} {result.exit_code} {result.signal} {len(result.stdout)}\n".encode()
+    return hashlib.sha256(text + result.stdout + result.stderr).hexdigest()
+
+
+class _Batch:
+    """One call of `map`: hands programs to workers and puts the results where they belong."""
+
+    def __init__(
+        self,
+        pool: SandboxPool,
+        programs: Sequence[str],
+        limits: Limits,
+        group: int | None,
+        stdin: Sequence[bytes] | None,
+        progress: Callable[[int, int], object] | None,
+    ) -> None:
+        self._pool = pool
+        self._programs = programs
+        self._limits = limits
+        self._group = group
+        self._stdin = stdin
+        self._progress = progress
+        self._results: list[Result | None] = [None] * len(programs)
+        self._done = 0
+        self._todo = deque(_Task(indices) for indices in _cut(programs, group or 1))
+
+    def run(self, boxes: list[Sandbox]) -> list[Result]:
+        self._boxes = boxes
+        workers = {box.python_channel.exclusive.fileno(): self._worker(box) for box in boxes}
+        poll = select.poll()
+        for fd in workers:
+            poll.register(fd, select.POLLIN)
+        try:
+            while self._done < len(self._programs):
+                for fd, worker in list(workers.items()):
+                    try:
+                        self._feed(worker)
+                    except OSError:
+                        self._lose(workers, poll, fd)
+                for fd, _ in poll.poll(self._patience_ms(workers.values())):
+                    try:
+                        self._collect(workers[fd])
+                    except (OSError, WireError):
+                        self._lose(workers, poll, fd)
+        except BaseException:
+            # What still runs in these boxes is nobody's any more.
+            for worker in workers.values():
+                if worker.running:
+                    worker.box.close("the batch was given up")
+            raise
+        return [result for result in self._results if result is not None]
+
+    @staticmethod
+    def _worker(box: Sandbox) -> _Worker:
+        return _Worker(box, select.poll())
+
+    def _feed(self, worker: _Worker) -> None:
+        now = time.monotonic()
+        while self._todo:
+            slow = worker.stragglers(now)
+            if slow > self._pool.stragglers or len(worker.running) - slow >= IN_FLIGHT:
+                return
+            if slow == self._pool.stragglers and len(worker.running) > slow:
+                return
+            task = self._todo.popleft()
+            task.sent_at = time.monotonic()
+            task.tries += 1
+            worker.next_id += 1
+            worker.running[worker.next_id] = task
+            worker.box.python_channel.exclusive.sendall(
+                wire.frame(wire.Op.SPAWN, worker.next_id, self._spawn(task).encode())
+            )
+
+    def _spawn(self, task: _Task) -> wire.Spawn:
+        ahead = min(IN_FLIGHT, len(self._todo)) or 1
+        if self._group is None:
+            index = task.indices[0]
+            payload = session.program_payload(self._programs[index], self._stdin[index] if self._stdin else b"")
+            return session.program_spawn(
+                payload, self._limits, fresh_mb=self._pool.spec.workspace_mb, ahead=ahead, batch=True
+            )
+        sources = [self._programs[index] for index in task.indices]
+        payload = session.group_payload(sources, self._limits.output_bytes)
+        return session.program_spawn(
+            payload, self._limits, fresh_mb=self._pool.spec.workspace_mb, records=len(sources), ahead=ahead, batch=True
+        )
+
+    def _patience_ms(self, workers: object) -> float:
+        return STRAGGLER_S * 1000 if self._todo else 60_000
+
+    def _collect(self, worker: _Worker) -> None:
+        data = worker.box.python_channel.exclusive.recv(1 << 18)
+        if not data:
+            raise WireError("the box ended")
+        for frame in worker.reader.feed(data):
+            task = worker.running.pop(frame.id, None)
+            if task is None:
+                raise WireError("the box answered a request that was not made")
+            if frame.op == wire.Op.DONE:
+                self._finish(task, wire.parse_done(frame.body))
+            elif frame.op == wire.Op.ERROR:
+                number, step = wire.parse_error(frame.body)
+                self._again(task, f"box {worker.box.id} could not {step}: {os.strerror(number)}")
+            else:
+                raise WireError("the box sent something else than a report")
+
+    def _finish(self, task: _Task, done: wire.Done) -> None:
+        if self._group is None:
+            return self._settle(task.indices[0], session.program_result(done, self._limits))
+        records = wire.parse_records(done.result, len(task.indices))
+        for index, record in zip(task.indices, records, strict=False):
+            self._settle(index, group_result(record, self._limits))
+        rest = task.indices[len(records) :]
+        if not rest:
+            return None
+        # The first without a record broke the process; the ones behind it have not run.
+        culprit = outcome.result_of(done._replace(stdout=b"", stderr=b""), self._limits, what="the program")
+        if culprit.ok:
+            culprit = outcome.result_of(done._replace(wstatus=1 << 8), self._limits, what="the program")
+        self._settle(rest[0], culprit)
+        if rest[1:]:
+            self._todo.appendleft(_Task(rest[1:]))
+        return None
+
+    def _settle(self, index: int, result: Result) -> None:
+        self._results[index] = result
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, len(self._programs))
+
+    def _again(self, task: _Task, why: str) -> None:
+        if task.tries >= TRIES:
+            raise BoxLost(f"program {task.indices[0]}: {why} ({TRIES} tries)", retry=Retry.UNKNOWN)
+        self._todo.appendleft(task)
+
+    def _lose(self, workers: dict[int, _Worker], poll: select.poll, fd: int) -> None:
+        """A box is gone: what ran in it is given to another."""
+        worker = workers.pop(fd)
+        poll.unregister(fd)
+        for task in worker.running.values():
+            self._again(task, f"box {worker.box.id} was lost")
+        box = self._pool.replace(worker.box)
+        self._boxes[self._boxes.index(worker.box)] = box
+        workers[box.python_channel.exclusive.fileno()] = self._worker(box)
+        poll.register(box.python_channel.exclusive.fileno(), select.POLLIN)
+
+
+def _cut(programs: Sequence[str], size: int) -> Iterator[list[int]]:
+    """Groups of indices, of at most `size` programs and a bounded number of bytes."""
+    group: list[int] = []
+    room = MAX_GROUP_BYTES
+    for index, program in enumerate(programs):
+        if group and (len(group) == size or len(program) > room):
+            yield group
+            group, room = [], MAX_GROUP_BYTES
+        group.append(index)
+        room -= len(program)
+    if group:
+        yield group
+
+
+def group_result(record: bytes, limits: Limits) -> Result:
+    """What the runner inside a group's process wrote of one program: the guest's word, in our shape."""
+    broken = Result(
+        verdict=Verdict.EXIT,
+        exit_code=1,
+        signal=None,
+        stdout=b"",
+        stderr=b"",
+        usage=Usage(cpu_s=0, wall_s=0, peak_mb=0, bytes=0),
+        detail="the program broke the report of its group",
+    )
+    if len(record) < RECORD.size:
+        return broken
+    said, code, cpu_s, wall_s, out, err = RECORD.unpack_from(record)
+    if len(record) != RECORD.size + out + err or not 0 <= code <= 255 or not 0 <= cpu_s < 1e9 or not 0 <= wall_s < 1e9:
+        return broken
+    stdout, stderr = record[RECORD.size : RECORD.size + out], record[RECORD.size + out :]
+    ended = wire.Ended.OUTPUT if said == b"O" else wire.Ended.SELF
+    done = wire.Done(ended, code << 8, 0, 0, int(wall_s * 1e9), int(cpu_s * 1e9), 0, out + err, 1, stdout, stderr, b"")
+    return outcome.result_of(done, limits, said=said.decode("latin-1"), what="the program")

@@ -1,0 +1,589 @@
+"""What the doctor tries in a box, as data. Each probe is a piece of Python for the box; the doctor puts TOOLS and the
+host's targets (`T`) in front of it and `finish()` behind it.
+
+No probe can hurt a host whose limits do not hold: every bomb stops by itself at a few times what it was allowed, and
+what would be dangerous to write is only opened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harena.sandbox.spec import Verdict
+
+EXEC, RUN, MAP = "exec", "run", "map"
+"""The ways into a box: a command, its persistent interpreter, a fresh program of a pool."""
+
+ROOMY: dict[str, Any] = {"memory_mb": 128, "processes": 32, "output_bytes": 1 << 18}
+TIGHT: dict[str, Any] = {"memory_mb": 128, "processes": 8, "output_bytes": 1 << 16, "open_files": 64}
+"""What probes may use; the bombs get the tight ones."""
+
+TOOLS = '''
+import errno, os, socket, sys
+
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, errno.ESRCH, errno.EROFS)
+UNREACHABLE = (errno.ECONNREFUSED, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT,
+               errno.ESOCKTNOSUPPORT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+NUMBERS = {  # on x86_64 and on aarch64
+    "add_key": (248, 217), "bpf": (321, 280), "capset": (126, 91), "chroot": (161, 51), "clone": (56, 220),
+    "finit_module": (313, 273), "fsopen": (430, 430), "init_module": (175, 105), "io_uring_setup": (425, 425),
+    "kexec_load": (246, 104), "keyctl": (250, 219), "mount": (165, 40), "mount_setattr": (442, 442),
+    "move_mount": (429, 429), "open_by_handle_at": (304, 265), "open_tree": (428, 428), "perf_event_open": (298, 241),
+    "pidfd_getfd": (438, 438), "pivot_root": (155, 41), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "ptrace": (101, 117), "request_key": (249, 218), "setns": (308, 268),
+    "shmget": (29, 194), "swapon": (167, 224), "syslog": (103, 116), "umount2": (166, 39), "unshare": (272, 97),
+    "userfaultfd": (323, 282),
+}
+refusals, escapes = [], []
+
+
+def attempt(what, action, *args, also=()):
+    """Only EPERM, EACCES, ENOSYS and the errors in `also` are refusals: others show that the door was open."""
+    try:
+        value = action(*args)
+    except OSError as error:
+        if isinstance(error, TimeoutError):
+            error.errno = errno.ETIMEDOUT
+        if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS, *also):
+            refusals.append(errno.errorcode[error.errno])
+        else:
+            escapes.append(f"{what} was not refused, only failed: {error}")
+    else:
+        escapes.append(f"{what} gave {value!r}"[:200])
+
+
+def check(what, held):
+    refusals.append("") if held else escapes.append(what)
+
+
+def finish():
+    for escape in escapes:
+        print("ESCAPED:", escape)
+    if not escapes:
+        print("denied", len(refusals), *sorted({name for name in refusals if name}), flush=True)
+
+
+def syscall(name, *args):
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    number = NUMBERS[name][os.uname().machine == "aarch64"]
+    value = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in args))
+    if value == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return value
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read(4096)
+
+
+def touch(path, flags=os.O_WRONLY):
+    os.close(os.open(path, flags | os.O_NONBLOCK))
+
+
+def status(name):
+    with open("/proc/self/status") as file:
+        return next(line.split(":", 1)[1].strip() for line in file if line.startswith(name + ":"))
+
+
+def talk(family, kind, address):
+    with socket.socket(family, kind) as client:
+        client.settimeout(0.3)
+        client.connect(address)
+        client.send(b"doctor")
+        return client.recv(16)
+
+
+def others():
+    return sorted({1, os.getppid()} - {0, os.getpid()})
+'''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    name: str
+    source: str
+    ways: tuple[str, ...] = (EXEC, RUN, MAP)
+    verdicts: tuple[Verdict, ...] = (Verdict.OK,)
+    """OK means that the piece itself says `denied`; others are limits that must have ended it."""
+    wall_s: float = 5
+    bomb: bool = False
+    """It tries to use more than it may, and gets little."""
+    target: str = ""
+    """What of the host it aims at: a name in doctor.Host.untouched, looked at before and after."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    name: str
+    source: str
+    answer: str
+    """What it prints when the box works."""
+    ways: tuple[str, ...] = (EXEC, RUN, MAP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Something a program leaves behind, and how the next program in the same box would notice."""
+
+    name: str
+    leave: str
+    """Prints `left` when it could leave it."""
+    look: str
+
+
+CONTROLS = (
+    Control(name="works.compute", source="print(6 * 7)", answer="42"),
+    Control(
+        name="works.workspace",
+        source="""
+with open("/workspace/doctor-note", "w") as file:
+    file.write("hello")
+with open("/workspace/doctor-note") as file:
+    print(file.read())
+""",
+        answer="hello",
+    ),
+    Control(
+        name="works.child",
+        source="""
+import subprocess
+print(subprocess.run(["echo", "child"], capture_output=True, text=True).stdout.strip())
+""",
+        answer="child",
+    ),
+    Control(
+        name="works.threads",
+        source="""
+import threading
+seen = []
+threads = [threading.Thread(target=seen.append, args=(1,)) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(sum(seen))
+""",
+        answer="4",
+    ),
+    Control(
+        name="works.own_loopback",
+        source="""
+import socket
+with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+    client.send(b"hello")
+    print(server.accept()[0].recv(16).decode())
+""",
+        answer="hello",
+        ways=(EXEC, RUN),
+    ),
+)
+
+PROBES = (
+    Probe(
+        name="network.tcp",
+        source='attempt("TCP to the host", talk, socket.AF_INET, socket.SOCK_STREAM, T["tcp"], also=UNREACHABLE)',
+        target="tcp",
+    ),
+    Probe(
+        name="network.udp",
+        source="""
+attempt("UDP to the host", talk, socket.AF_INET, socket.SOCK_DGRAM, T["udp"], also=(*UNREACHABLE, errno.ETIMEDOUT))
+""",
+        target="udp",
+    ),
+    Probe(
+        name="network.abstract_sockets",
+        source="""
+for kind, name in ((socket.SOCK_STREAM, T["stream"]), (socket.SOCK_DGRAM, T["dgram"])):
+    attempt(f"abstract socket {name}", talk, socket.AF_UNIX, kind, "\\0" + name, also=UNREACHABLE)
+""",
+        target="abstract",
+    ),
+    Probe(
+        name="network.unix_sockets",
+        source="""
+attempt("a socket in a host folder", talk, socket.AF_UNIX, socket.SOCK_STREAM, T["socket"], also=NOT_THERE)
+""",
+        target="path",
+    ),
+    Probe(
+        name="network.families",
+        source="""
+# A network namespace does not bind AF_VSOCK and others; those that reach into the kernel are many.
+for family in range(64):
+    if family not in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
+            attempt(f"socket family {family}", socket.socket, family, kind, also=(errno.EAFNOSUPPORT,))
+for family in (socket.AF_INET, socket.AF_INET6):
+    attempt("a raw socket", socket.socket, family, socket.SOCK_RAW, 1, also=UNREACHABLE)
+""",
+    ),
+    Probe(
+        name="network.interfaces",
+        source="""
+names = {line.split(":")[0].strip() for line in read("/proc/net/dev").decode().splitlines()[2:]}
+check(f"interfaces {names}", names <= {"lo"})
+check("it sees the host's listener", f":{T['tcp'][1]:04X} " not in read("/proc/net/tcp").decode())
+check("it sees the host's sockets", T["stream"] not in read("/proc/net/unix").decode())
+check("it has a route", len(read("/proc/net/route").splitlines()) < 2)
+""",
+    ),
+    Probe(
+        name="files.read_host",
+        source="""
+up = "../" * 20
+for path in T["secrets"]:
+    for door in ("", f"/proc/self/root/{up}", f"/proc/self/cwd/{up}", *(f"/proc/{pid}/root/{up}" for pid in others())):
+        attempt(door + path, read, door + path, also=NOT_THERE)
+for path in ("/etc/shadow", "/etc/ssh", "/var/log", "/var/lib", "/home", "/boot", "/run/dbus", "/proc/1/environ"):
+    if path != "/proc/1/environ" or os.getpid() != 1:
+        attempt(path, os.listdir if os.path.isdir(path) else read, path, also=NOT_THERE)
+""",
+        target="secrets",
+    ),
+    Probe(
+        name="files.write_host",
+        source="""
+for path in ("/usr/bin/env", sys.executable, os.__file__, "/etc/passwd", "/etc/hosts", "/.harena/guest.py"):
+    attempt(f"opening {path} for writing", touch, path, os.O_RDWR, also=NOT_THERE)
+for folder in ("/", "/usr", "/usr/bin", "/etc", "/dev", os.path.dirname(os.__file__), "/.harena"):
+    attempt(f"a file in {folder}", touch, f"{folder}/doctor", os.O_WRONLY | os.O_CREAT, also=NOT_THERE)
+""",
+    ),
+    Probe(
+        name="files.hard_links",
+        source="""
+for source in (*T["secrets"], "/usr/bin/env", "/etc/passwd", "/proc/self/exe", "/dev/null"):
+    attempt(f"hard link to {source}", os.link, source, "/workspace/hard", also=(*NOT_THERE, errno.EXDEV))
+""",
+        target="secrets",
+    ),
+    Probe(
+        name="processes.seen",
+        source="""
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = read(f"/proc/{pid}/cmdline")
+    except OSError:
+        words = b""
+    check(f"process {pid} of the host", T["mark"].encode() not in words)
+""",
+    ),
+    Probe(
+        name="processes.signals",
+        source="""
+import signal
+for pid in (T["victim"], -T["victim"], T["host"], 1):
+    if pid == 1 or not os.path.exists(f"/proc/{abs(pid)}"):  # or the number is one of the box's own
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError as error:
+            refusals.append(errno.errorcode[error.errno])
+check("pid 1 is gone", os.path.exists("/proc/1"))
+""",
+        ways=(EXEC, RUN),
+        target="victim",
+    ),
+    Probe(
+        name="processes.ptrace",
+        source="""
+import ctypes
+for pid in {*others(), 1}:
+    attempt(f"attach to {pid}", syscall, "ptrace", 16, pid, 0, 0)
+    attempt(f"seize {pid}", syscall, "ptrace", 0x4206, pid, 0, 0)
+for pid in others():
+    place = (ctypes.c_void_p * 2)(id(pid), 8)
+    for name in ("process_vm_readv", "process_vm_writev"):
+        attempt(f"{name} of {pid}", syscall, name, pid, place, 1, place, 1, 0)
+    attempt(f"memory of {pid}", touch, f"/proc/{pid}/mem", os.O_RDWR, also=NOT_THERE)
+    attempt(f"descriptors of {pid}", syscall, "pidfd_getfd", 0, 3, 0)
+""",
+    ),
+    Probe(
+        name="privilege.setuid",
+        source="""
+for call, *ids in ((os.setuid, 0), (os.setgid, 0), (os.setgroups, [0]), (os.setresuid, 0, 0, 0)):
+    attempt(call.__name__, call, *ids, also=(errno.EINVAL,))
+open("/workspace/tool", "w").close()
+for mode in (0o4755, 0o2755):
+    attempt(f"chmod {mode:o}", os.chmod, "/workspace/tool", mode)
+attempt("capset", syscall, "capset", b"\\x22\\x05\\x08\\x20\\0\\0\\0\\0", b"\\xff" * 24)
+check("privileges can be gained by running a file", status("NoNewPrivs") == "1")
+for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb"):
+    check(f"{name} {status(name)}", int(status(name), 16) == 0)
+""",
+    ),
+    Probe(
+        name="privilege.mounts",
+        source="""
+attempt("tmpfs", syscall, "mount", b"none", b"/tmp", b"tmpfs", 0, 0)
+attempt("a bind mount", syscall, "mount", b"/proc", b"/tmp", b"", 4096, 0)
+attempt("remounting / writable", syscall, "mount", b"", b"/", b"", 32 | 4096, 0)
+attempt("unmounting", syscall, "umount2", b"/proc", 2)
+attempt("pivot_root", syscall, "pivot_root", b"/tmp", b"/tmp")
+attempt("chroot", syscall, "chroot", b"/tmp")
+attempt("fsopen", syscall, "fsopen", b"tmpfs", 0)
+attempt("open_tree", syscall, "open_tree", -100, b"/", 1)
+attempt("move_mount", syscall, "move_mount", -1, b"", -1, b"", 4)
+attempt("mount_setattr", syscall, "mount_setattr", -100, b"/", 0, 0, 0)
+attempt("open_by_handle_at", syscall, "open_by_handle_at", -100, 0, 0)
+""",
+    ),
+    Probe(
+        name="privilege.devices",
+        source="""
+import stat
+for kind, major, minor in ((stat.S_IFCHR, 1, 1), (stat.S_IFBLK, 8, 0), (stat.S_IFBLK, 254, 0), (stat.S_IFCHR, 10, 229)):
+    attempt(f"device {major}:{minor}", os.mknod, "/workspace/device", kind | 0o666, os.makedev(major, minor))
+for name in ("mem", "kmem", "port", "kmsg", "sda", "vda", "nvme0n1", "kvm", "fuse", "net/tun", "loop-control", "vsock"):
+    attempt(f"/dev/{name}", touch, f"/dev/{name}", os.O_RDONLY, also=NOT_THERE)
+""",
+    ),
+    Probe(
+        name="kernel.proc_writes",
+        source="""
+for path in ("sys/kernel/core_pattern", "sys/kernel/hostname", "sys/kernel/modprobe", "sys/kernel/randomize_va_space",
+             "sys/vm/overcommit_memory", "sys/vm/drop_caches", "sys/fs/file-max", "sysrq-trigger"):
+    attempt(f"/proc/{path}", touch, f"/proc/{path}", also=NOT_THERE)
+def dodge():
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("-1000")
+attempt("hiding from the memory killer", dodge, also=NOT_THERE)
+def become():
+    with open("/proc/self/uid_map", "w") as file:
+        file.write("0 0 4294967295")
+attempt("a new uid map", become, also=NOT_THERE)
+""",
+    ),
+    Probe(
+        name="kernel.sys_writes",
+        source="""
+attempt("/sys", os.listdir, "/sys", also=NOT_THERE)
+for path in ("kernel/uevent_helper", "power/state", "fs/cgroup/cgroup.procs", "fs/cgroup/release_agent"):
+    attempt(f"/sys/{path}", touch, f"/sys/{path}", also=NOT_THERE)
+""",
+    ),
+    Probe(
+        name="kernel.user_namespaces",
+        source="""
+NEW = {"user": 0x10000000, "mount": 0x20000, "pid": 0x20000000, "net": 0x40000000, "ipc": 0x8000000, "uts": 0x4000000}
+for name, flag in NEW.items():
+    attempt(f"unshare {name}", syscall, "unshare", flag)
+def clone():
+    if syscall("clone", NEW["user"] | 17, 0, 0, 0, 0) == 0:
+        os._exit(0)
+attempt("clone into a user namespace", clone)
+with open("/proc/self/ns/user") as own:
+    attempt("setns", syscall, "setns", own.fileno(), 0)
+""",
+    ),
+    Probe(name="kernel.bpf", source='attempt("bpf", syscall, "bpf", 0, 0, 0)'),
+    Probe(
+        name="kernel.userfaultfd",
+        source='for flags in (0, 1): attempt("userfaultfd", syscall, "userfaultfd", flags)',
+    ),
+    Probe(name="kernel.io_uring", source='attempt("io_uring_setup", syscall, "io_uring_setup", 8, 0)'),
+    Probe(
+        name="kernel.keyctl",
+        source="""
+attempt("keyctl", syscall, "keyctl", 0, -3, 1)
+attempt("add_key", syscall, "add_key", b"user", b"doctor", b"x", 1, -3)
+attempt("request_key", syscall, "request_key", b"user", b"doctor", 0, -3)
+""",
+    ),
+    Probe(
+        name="kernel.perf_event_open", source='attempt("perf_event_open", syscall, "perf_event_open", 0, 0, -1, -1, 0)'
+    ),
+    Probe(
+        name="kernel.code_and_log",
+        source="""
+attempt("init_module", syscall, "init_module", 0, 0, 0)
+attempt("finit_module", syscall, "finit_module", -1, b"", 0)
+attempt("kexec_load", syscall, "kexec_load", 0, 0, 0, 0)
+attempt("swapon", syscall, "swapon", b"/workspace/none", 0)
+attempt("the kernel's log", syscall, "syslog", 3, b" " * 64, 64)
+""",
+    ),
+    Probe(
+        name="inherited.descriptors",
+        source="""
+for fd in range(3, 256):
+    try:
+        where = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        continue
+    # A way to talk to the box's own init is no way to the host; a file or a folder would be.
+    check(f"descriptor {fd} is {where}", where.startswith(("socket:", "pipe:", "anon_inode:", "/dev/null", "/proc/")))
+check("descriptors were looked at", True)
+""",
+    ),
+    Probe(
+        name="inherited.environment",
+        source="""
+check("it sees the host's variables", T["mark"] not in os.environ and T["mark"] not in str(os.environ))
+check("a variable names the host", not any(name.startswith(("SUDO_", "SSH_", "DBUS_", "XDG_")) for name in os.environ))
+""",
+    ),
+    Probe(
+        name="limits.time",
+        source="""
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+while True: pass
+""",
+        verdicts=(Verdict.TIME,),
+        wall_s=0.2,
+        bomb=True,
+    ),
+    Probe(
+        name="limits.processes",
+        source="""
+import time
+for _ in range(64):
+    if os.fork() == 0:
+        time.sleep(1)
+        os._exit(0)
+escapes.append("64 processes at once")
+""",
+        verdicts=(Verdict.PROCESSES,),
+        bomb=True,
+    ),
+    Probe(
+        name="limits.threads",
+        source="""
+import threading, time
+for _ in range(64):
+    threading.Thread(target=time.sleep, args=(1,), daemon=True).start()
+escapes.append("64 threads at once")
+""",
+        verdicts=(Verdict.PROCESSES,),
+        bomb=True,
+    ),
+    Probe(
+        name="limits.memory",
+        source="""
+held = [b"x" * (8 << 20) for _ in range(64)]
+escapes.append(f"{len(held) * 8} MiB of memory")
+""",
+        verdicts=(Verdict.MEMORY,),
+        bomb=True,
+    ),
+    Probe(
+        name="limits.disk",
+        source="""
+def fill(path):
+    written = 0
+    try:
+        with open(path, "wb", buffering=0) as file:
+            while written < 32 << 20:
+                written += file.write(b"x" * (1 << 20))
+    finally:
+        os.unlink(path)
+    return f"{written >> 20} MiB"
+for folder in ("/workspace", "/tmp", "/dev/shm"):
+    attempt(f"filling {folder}", fill, f"{folder}/bomb", also=(*FULL, *NOT_THERE))
+""",
+        bomb=True,
+    ),
+    Probe(
+        name="limits.output",
+        source="""
+for _ in range(64):
+    print("x" * 65535, flush=True)
+escapes.append("4 MiB of output")
+""",
+        verdicts=(Verdict.OUTPUT,),
+        bomb=True,
+    ),
+    Probe(
+        name="limits.descriptors",
+        source="""
+held = []
+def hold():
+    while len(held) < 1000:
+        held.append(os.dup(1))
+    return len(held)
+attempt("descriptors", hold, also=(errno.EMFILE,))
+for fd in held: os.close(fd)
+""",
+        bomb=True,
+    ),
+)
+
+JUNK = """
+import os
+for fd in range(3, 64):
+    try:
+        os.write(fd, b"junk" * 16)
+    except OSError:
+        pass
+"""
+"""Says something on every line it finds. Its own may break; the box's own must not be among them."""
+
+TRACES = (
+    Trace(
+        name="next.files",
+        leave="""
+for folder in ("/workspace", "/tmp", "/dev/shm"):
+    open(f"{folder}/doctor-left", "w").close()
+print("left")
+""",
+        look="""
+for folder in ("/workspace", "/tmp", "/dev/shm"):
+    check(f"a file in {folder}", not os.path.lexists(f"{folder}/doctor-left"))
+""",
+    ),
+    Trace(
+        name="next.environment",
+        leave='import os\nos.environ["DOCTOR_LEFT"] = "1"\nos.putenv("DOCTOR_LEFT", "1")\nos.chdir("/")\nprint("left")',
+        look="""
+check("a variable", "DOCTOR_LEFT" not in os.environ)
+check("the working folder", os.getcwd() == "/workspace")
+""",
+    ),
+    Trace(
+        name="next.modules",
+        leave="""
+import builtins, json, math, sys
+math.sqrt = json.loads = lambda *args: "patched"
+builtins.len = lambda thing: 0
+sys.modules["doctor_left"] = math
+print("left")
+""",
+        look="""
+import json, math
+check("a patched math.sqrt", math.sqrt(9) == 3)
+check("a patched json.loads", json.loads("[1]") == [1])
+check("a patched len", len("abc") == 3)
+check("a planted module", "doctor_left" not in sys.modules)
+""",
+    ),
+    Trace(
+        name="next.shared_memory",
+        leave='try:\n    syscall("shmget", 4242, 4096, 0o1666)\nexcept OSError: pass\nprint("left")',
+        look='attempt("a System V segment", syscall, "shmget", 4242, 4096, 0o666, also=NOT_THERE)',
+    ),
+    Trace(
+        name="next.processes",
+        leave="""
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(30)
+    os._exit(0)
+print("left")
+""",
+        look="""
+known = {1, os.getpid(), os.getppid()}
+found = {int(pid) for pid in os.listdir("/proc") if pid.isdigit()} - known
+check(f"processes {found}", not found)
+""",
+    ),
+)

@@ -1,0 +1,255 @@
+"""A command that runs while the caller goes on: streams, signals, a terminal. Made by Sandbox.start."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import os
+import select
+import signal as signals
+import struct
+import termios
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+
+from harena.errors import BoxClosed, SpecError
+from harena.sandbox import outcome, wire
+from harena.sandbox.channel import Channel, NoAnswer
+from harena.sandbox.spec import Limits, Result
+
+CHUNK = 65536
+TAIL = 4096
+TICK_S = 1.0
+"""How often a blocked write looks whether the process was closed meanwhile."""
+
+
+class Budget:
+    """How much a process may still write, both streams together. Going over it ends the process."""
+
+    def __init__(self, channel: Channel, id: int, left: int) -> None:
+        self._channel = channel
+        self._id = id
+        self.left = left
+        self.over = False
+
+    def take(self, count: int) -> int:
+        if count > self.left and not self.over:
+            self.over = True
+            self.kill()
+        taken = min(count, self.left)
+        self.left -= taken
+        return taken
+
+    def kill(self) -> None:
+        self._channel.request(wire.Op.KILL, struct.pack("<II", self._id, 0))
+
+
+class Stream:
+    """What a process writes, as it comes. Bytes beyond the limit end the process."""
+
+    def __init__(self, fd: int, budget: Budget) -> None:
+        self._fd = fd
+        self._budget = budget
+        self._unread = bytearray()
+        self._release = _closes(self, fd)
+        self.tail = b""
+        """The last of what was written, read or not: the verdict looks there for what the process complained of."""
+        os.set_blocking(fd, False)
+
+    def read(self, max_bytes: int = CHUNK, timeout_s: float | None = None) -> bytes:
+        """Some bytes as soon as there are any; b"" at the end. TimeoutError when nothing came in time."""
+        if max_bytes < 1:
+            raise SpecError(f"max_bytes={max_bytes}: must be at least 1")
+        if self._unread:
+            data = bytes(self._unread[:max_bytes])
+            del self._unread[:max_bytes]
+            return data
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._fd >= 0:
+            try:
+                data = os.read(self._fd, min(max_bytes, CHUNK))
+            except BlockingIOError:
+                if not _wait_for([self._fd], select.POLLIN, deadline):
+                    raise TimeoutError(f"the process wrote nothing within timeout_s={timeout_s:g}") from None
+                continue
+            except OSError:
+                data = b""  # a terminal says EIO when its last process is gone
+            if not data:
+                self.close()
+            data = data[: self._budget.take(len(data))]
+            self.tail = (self.tail + data[-TAIL:])[-TAIL:]
+            return data
+        return b""
+
+    def __iter__(self) -> Iterator[bytes]:
+        while chunk := self.read():
+            yield chunk
+
+    def keep(self, data: bytes) -> None:
+        """Takes back what was read; the next `read` returns it."""
+        self._unread += data
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        self._fd = -1
+        self._release()
+
+
+class Process:
+    """A live command in a box. One that nobody holds any more runs on, without its streams."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        id: int,
+        limits: Limits,
+        what: str,
+        *,
+        stdin: int,
+        stdout: int,
+        stderr: int | None,
+        pty: bool,
+    ) -> None:
+        self._channel = channel
+        self._id = id
+        self._limits = limits
+        self._what = what
+        self._budget = Budget(channel, id, limits.output_bytes)
+        self._result: Result | None = None
+        self._closed = False
+        self._pty = pty
+        self._pipe = -1 if pty else stdin
+        self._release = None if pty else _closes(self, stdin)
+        self.stdout = Stream(stdout, self._budget)
+        self.stderr = Stream(stderr, self._budget) if stderr is not None else None
+
+    @property
+    def _stdin(self) -> int:
+        """A terminal has one descriptor for both directions."""
+        return self.stdout.fileno() if self._pty else self._pipe
+
+    def write(self, data: bytes) -> None:
+        """To its stdin. BrokenPipeError when it reads no more."""
+        view = memoryview(data)
+        while view:
+            fd = self._stdin
+            if fd < 0:
+                raise BrokenPipeError(errno.EPIPE, f"the stdin of {self._what} is closed")
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                if _wait_for([fd], select.POLLOUT, time.monotonic() + TICK_S).get(fd, 0) & GONE:
+                    raise BrokenPipeError(errno.EPIPE, f"{self._what} has ended") from None
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                raise BrokenPipeError(errno.EPIPE, f"{self._what} has ended") from None
+
+    def close_stdin(self) -> None:
+        """No more input. A terminal has no such end: write b"\\x04" to it."""
+        if self._release is not None:
+            self._pipe = -1
+            self._release()
+
+    def send_signal(self, number: int) -> None:
+        """To the first process alone; `kill` ends all of them. Does nothing when it has ended."""
+        signals.Signals(number)
+        self._channel.request(wire.Op.KILL, struct.pack("<II", self._id, number))
+
+    def kill(self) -> None:
+        """Ends the whole tree of processes."""
+        if self._result is None:
+            self._budget.kill()
+
+    def resize(self, rows: int, cols: int) -> None:
+        if not self._pty:
+            raise SpecError("resize: the process was not started with pty=True")
+        if self.stdout.fileno() >= 0:
+            fcntl.ioctl(self.stdout.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+    def wait(self, timeout_s: float | None = None) -> Result:
+        """Its end, with what was not read yet. TimeoutError when it has not ended in time; it goes on."""
+        if self._result is not None:
+            return self._result
+        if self._closed:
+            raise BoxClosed(f"{self._what} was closed before its end; nobody knows how it ended")
+        self.close_stdin()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._drain(deadline)
+        left = self._limits.wall_s + 30 if deadline is None else max(0.05, deadline - time.monotonic())
+        try:
+            done = outcome.done_of(self._channel.wait(self._id, left), self._what)
+        except NoAnswer:
+            raise TimeoutError(f"{self._what} has not ended in time; it goes on") from None
+        self._channel.forget(self._id)
+        done = done._replace(
+            stderr=(self.stderr or self.stdout).tail,
+            written=self._limits.output_bytes - self._budget.left,
+            ended=wire.Ended.OUTPUT if self._budget.over else done.ended,
+        )
+        result = outcome.result_of(done, self._limits, what=self._what)
+        stdout, stderr = b"".join(self.stdout), b"".join(self.stderr or ())
+        self._result = dataclasses.replace(result, stdout=stdout, stderr=stderr)
+        self.close()
+        return self._result
+
+    @property
+    def ended(self) -> bool:
+        return self._result is not None
+
+    def close(self) -> None:
+        """Ends it if it still runs, and lets go of its streams. Idempotent."""
+        if self._result is None:
+            with contextlib.suppress(Exception):
+                self.kill()
+                self._channel.forget(self._id)
+        self._closed = True
+        self.close_stdin()
+        self.stdout.close()
+        if self.stderr is not None:
+            self.stderr.close()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _drain(self, deadline: float | None) -> None:
+        """Reads both streams to their end, for whoever reads or waits next."""
+        streams = [stream for stream in (self.stdout, self.stderr) if stream is not None]
+        parts: dict[Stream, list[bytes]] = {stream: [] for stream in streams}
+        try:
+            while live := {stream.fileno(): stream for stream in streams if stream.fileno() >= 0}:
+                ready = _wait_for(live, select.POLLIN, deadline)
+                if not ready:
+                    raise TimeoutError(f"{self._what} has not ended in time; it goes on")
+                for fd in ready:
+                    parts[live[fd]].append(live[fd].read())
+        finally:
+            for stream, found in parts.items():
+                stream.keep(b"".join(found))
+
+
+GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
+
+
+def _wait_for(fds: Iterable[int], events: int, deadline: float | None) -> dict[int, int]:
+    """What happened on them until the deadline. poll, for select knows no descriptor above 1023."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, events)
+    left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+    return dict(poll.poll(left))
+
+
+def _closes(owner: object, fd: int) -> weakref.finalize[..., object]:
+    """Closes a descriptor once: when called, or when its owner is dropped."""
+    release = weakref.finalize(owner, os.close, fd)
+    release.atexit = False
+    return release

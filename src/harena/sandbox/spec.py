@@ -1,0 +1,207 @@
+"""What a box contains, what it may use, and what an execution answers. Plain frozen data; nothing here acts."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harena.errors import SpecError
+
+KB = 1024
+MB = 1024 * KB
+
+WORKSPACE = "/workspace"
+"""Where a box keeps its files; relative paths of the API start here."""
+
+
+class Verdict(enum.Enum):
+    """How an execution ended. Exactly one; the first limit that was hit wins."""
+
+    OK = "ok"
+    EXIT = "exit"
+    """It ended by itself with a non-zero exit code (an uncaught exception is exit code 1)."""
+    SIGNAL = "signal"
+    """A signal ended it: a crash, or its own kill."""
+    TIME = "time"
+    """Wall or CPU time ran out; the whole tree of processes was ended."""
+    MEMORY = "memory"
+    OUTPUT = "output"
+    """More stdout and stderr than allowed; what fitted is returned."""
+    PROCESSES = "processes"
+    """It failed at the limit on processes and threads."""
+    POLICY = "policy"
+    """It was ended for a system call of a foreign architecture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one execution. Each holds for the whole tree of processes unless it says otherwise."""
+
+    wall_s: float = 30.0
+    """The exec clock: wall time from hand-over to end, queueing and box start excluded."""
+    cpu_s: float | None = None
+    """CPU time; None leaves it to the wall clock."""
+    memory_mb: int = 512
+    """Memory in use. A Python program that asks for more gets MemoryError at once."""
+    processes: int = 50
+    """Processes and threads at once."""
+    output_bytes: int = 1 * MB
+    """stdout and stderr together."""
+    open_files: int = 256
+    """Descriptors, per process."""
+
+    def __post_init__(self) -> None:
+        _range("wall_s", self.wall_s, 0.001, 7 * 86400)
+        if self.cpu_s is not None:
+            _range("cpu_s", self.cpu_s, 0.001, 7 * 86400)
+        _whole("memory_mb", self.memory_mb, 16, 1 << 20)
+        _whole("processes", self.processes, 1, 32768)
+        _whole("output_bytes", self.output_bytes, 0, 256 * MB)
+        _whole("open_files", self.open_files, 16, 1 << 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """The clocks around an execution; the fifth, exec, is `Limits.wall_s`."""
+
+    queue_s: float = 60.0
+    """Waiting for the pool to admit; then QueueTimeout."""
+    start_s: float = 30.0
+    """Making a box; then StartTimeout."""
+    idle_s: float | None = None
+    """Without a call for this long the box closes itself."""
+    lifetime_s: float | None = None
+    """After this long the box closes itself, whatever it does."""
+
+    def __post_init__(self) -> None:
+        for name in ("queue_s", "start_s", "idle_s", "lifetime_s"):
+            value = getattr(self, name)
+            if value is not None:
+                _range(name, value, 0, 366 * 86400)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    source: str
+    """A file or folder of the host."""
+    target: str
+    """Absolute path in the box."""
+    writable: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.target.startswith("/") or ".." in self.target.split("/"):
+            raise SpecError(f"mount target {self.target!r}: give an absolute path without '..'")
+        if "\0" in self.source + self.target:
+            raise SpecError("mount: a path cannot hold a NUL byte")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What is in the box. Nothing of the host is visible beyond this and, without a rootfs, its /usr, read-only."""
+
+    python: str | None = None
+    """Interpreter visible in the box: None is the one that runs Harena, without its packages; a path to an
+    interpreter or a virtual environment shows that one with all of its packages."""
+    packages: tuple[str, ...] = ()
+    """Installed distributions of the interpreter that runs Harena which the box may import; what they require
+    comes along."""
+    preload: tuple[str, ...] = ()
+    """Modules that the warm interpreter has imported before any program runs."""
+    mounts: tuple[Mount, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    rootfs: str | None = None
+    """A folder with a root file system to use instead of the host's /usr."""
+    workspace_mb: int = 64
+    """Size of /workspace, and of /tmp."""
+    hostname: str = "box"
+
+    def __post_init__(self) -> None:
+        _whole("workspace_mb", self.workspace_mb, 1, 1 << 20)
+        for field_name in ("packages", "preload", "mounts"):
+            if not isinstance(getattr(self, field_name), tuple | list):
+                raise SpecError(f"{field_name}: give a tuple, also for a single one")
+        for name, value in self.env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise SpecError(f"env {name!r}: not a usable name or value")
+        for name in self.preload:
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise SpecError(f"preload {name!r}: not a module name")
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?", self.hostname):
+            raise SpecError(f"hostname {self.hostname[:80]!r}: 1 to 63 ASCII letters, digits, dots and hyphens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    cpu_s: float
+    """User and system time of the whole tree."""
+    wall_s: float
+    peak_mb: float
+    """Peak resident memory of the largest process."""
+    bytes: int
+    """stdout and stderr written, up to the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What an execution answered. Everything but the verdict and the usage is the guest's word."""
+
+    verdict: Verdict
+    exit_code: int | None
+    """None when a signal or a limit ended it."""
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    usage: Usage
+    detail: str = ""
+    """One sentence on why, when the verdict is not OK."""
+    value: Any = None
+    """What `call` returned, as JSON data."""
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict is Verdict.OK
+
+    def as_json(self) -> dict[str, Any]:
+        data = dataclasses.asdict(self)
+        data["verdict"] = self.verdict.value
+        data["stdout"] = self.stdout.decode("utf-8", "replace")
+        data["stderr"] = self.stderr.decode("utf-8", "replace")
+        return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    path: str
+    """Relative to the folder that was listed."""
+    kind: str
+    """file, dir, symlink or other."""
+    size: int
+    mode: int
+    """Permission bits."""
+    mtime_ns: int
+    target: str | None = None
+    """Where a symlink points, as written."""
+
+
+def workspace_path(path: str) -> str:
+    """The path as the box sees it; relative ones start in the workspace."""
+    path = os.fspath(path)
+    if not path or "\0" in path or len(path.encode("utf-8", "surrogateescape")) > 4000:
+        raise SpecError(f"path {path[:80]!r}: empty, too long, or with a NUL byte")
+    return path if path.startswith("/") else f"{WORKSPACE}/{path}"
+
+
+def _range(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise SpecError(f"{name}={value!r}: must be a number from {low} to {high}")
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    _range(name, value, low, high)
+    if not isinstance(value, int):
+        raise SpecError(f"{name}={value!r}: must be a whole number")

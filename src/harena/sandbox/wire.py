@@ -1,0 +1,276 @@
+"""The frames between host and box, and the parser of what a box sends.
+
+Everything a box sends is hostile: lengths are capped before memory is taken, every structure has one size, unknown
+operations and trailing bytes are refused with WireError. The other side is native/harena.h and guest.py.
+"""
+
+from __future__ import annotations
+
+import array
+import enum
+import json
+import math
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from harena.errors import WireError
+from harena.sandbox.spec import MB
+
+MAGIC = 0x314E5248
+MAX_FRAME = 64 * MB
+MAX_FDS = 8
+MAX_JSON = 16 * MB
+HEAD = struct.Struct("<IHHII")
+SPAWN = struct.Struct("<IIQQQQQIIIIIIIIIIIIHHI")
+DONE = struct.Struct("<IiIiQQQQIIII")
+ERROR = struct.Struct("<i")
+U32 = struct.Struct("<I")
+
+
+class Op(enum.IntEnum):
+    PING = 1
+    SPAWN = 2
+    KILL = 3
+    CONFIG = 4
+    ALLOW_FORKS = 5
+    VIEW = 6
+    USAGE = 7
+    CALL = 16
+    """To a server in the box (guest.py): JSON and bytes."""
+    PONG = 65
+    DONE = 66
+    STARTED = 67
+    ERROR = 68
+    ANSWER = 80
+
+
+REPLIES = frozenset({Op.PONG, Op.DONE, Op.STARTED, Op.ERROR, Op.ANSWER})
+
+
+class Kind(enum.IntEnum):
+    EXEC = 1
+    PROGRAM = 2
+    SERVER = 3
+    TRUSTED = 4
+
+
+class Flag(enum.IntFlag):
+    CAPTURE = 1
+    PTY = 2
+    FRESH_FS = 4
+    FORKABLE = 8
+    NOTIFY = 16
+    BATCH = 32
+
+
+class Ended(enum.IntEnum):
+    SELF = 0
+    WALL = 1
+    CPU = 2
+    MEMORY = 3
+    OUTPUT = 4
+    HOST = 5
+
+
+class Frame(NamedTuple):
+    op: int
+    id: int
+    body: bytes
+    fds: tuple[int, ...] = ()
+
+
+class Done(NamedTuple):
+    """How a job ended, as the init of the box or the zygote saw it."""
+
+    ended: int
+    wstatus: int
+    hits: int
+    exec_errno: int
+    wall_ns: int
+    cpu_ns: int
+    peak_kb: int
+    written: int
+    records: int
+    stdout: bytes
+    stderr: bytes
+    result: bytes
+    """After the 8 bytes of CPU base: records, written by the guest itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn:
+    kind: Kind
+    flags: Flag
+    wall_ns: int = 0
+    cpu_ns: int = 0
+    memory: int = 0
+    output: int = 0
+    fs_bytes: int = 0
+    processes: int = 0
+    nofile: int = 0
+    profile: int = 0
+    view: int = 0
+    records: int = 0
+    ahead: int = 0
+    argv: tuple[bytes, ...] = ()
+    env: tuple[bytes, ...] = ()
+    cwd: bytes = b""
+    stdin: bytes = b""
+    payload: bytes = b""
+    rows: int = 0
+    cols: int = 0
+
+    def encode(self) -> bytes:
+        strings = b"".join(word + b"\0" for word in (*self.argv, *self.env))
+        cwd = self.cwd + b"\0" if self.cwd else b""
+        fixed = SPAWN.pack(
+            self.kind, self.flags, self.wall_ns, self.cpu_ns, self.memory, self.output, self.fs_bytes,
+            self.processes, self.nofile, self.profile, self.view, self.records, self.ahead,
+            len(self.argv), len(self.env), len(strings), len(cwd), len(self.stdin), len(self.payload),
+            self.rows, self.cols, 0,
+        )  # fmt: skip
+        return b"".join((fixed, strings, cwd, self.stdin, self.payload))
+
+
+def frame(op: int, id: int, body: bytes = b"", nfds: int = 0) -> bytes:
+    if len(body) > MAX_FRAME:
+        raise WireError(f"a request of {len(body)} bytes is above the {MAX_FRAME} byte limit of one message")
+    return HEAD.pack(MAGIC, op, nfds, id, len(body)) + body
+
+
+def parse_head(data: bytes) -> tuple[int, int, int]:
+    """Operation, id and length of the frame that starts here."""
+    magic, op, nfds, id, length = HEAD.unpack(data)
+    if magic != MAGIC:
+        raise WireError("the box sent bytes that are not a message")
+    if op not in REPLIES:
+        raise WireError(f"the box sent an unknown operation {op}")
+    if length > MAX_FRAME:
+        raise WireError(f"the box announced {length} bytes, above the {MAX_FRAME} byte limit")
+    if nfds > 1:
+        raise WireError("the box sent more descriptors than any answer has")
+    return op, id, length
+
+
+def parse_done(body: bytes) -> Done:
+    if len(body) < DONE.size:
+        raise WireError("the box's report is too short")
+    (ended, wstatus, hits, exec_errno, wall, cpu, peak, written, out, err, res, records) = DONE.unpack_from(body)
+    if len(body) != DONE.size + out + err + res or ended > Ended.HOST:
+        raise WireError("the box's report does not add up")
+    at = DONE.size
+    stdout, stderr = body[at : at + out], body[at + out : at + out + err]
+    return Done(
+        ended, wstatus, hits, exec_errno, wall, cpu, peak, written, records, stdout, stderr, body[at + out + err :]
+    )
+
+
+def parse_error(body: bytes) -> tuple[int, str]:
+    if len(body) < ERROR.size or len(body) > 4096:
+        raise WireError("the box's error message has no sensible size")
+    (number,) = ERROR.unpack_from(body)
+    return number, body[ERROR.size :].decode("utf-8", "replace")
+
+
+def parse_records(data: bytes, limit: int) -> list[bytes]:
+    """The whole records in what a program wrote to its result pipe; a guest may have cut or forged the last."""
+    records: list[bytes] = []
+    at = 8
+    while len(data) - at >= U32.size and len(records) < limit:
+        (length,) = U32.unpack_from(data, at)
+        at += U32.size
+        if len(data) - at < length:
+            break
+        records.append(data[at : at + length])
+        at += length
+    return records
+
+
+def encode_call(message: dict[str, Any], blob: bytes = b"") -> bytes:
+    text = json.dumps(message, separators=(",", ":")).encode()
+    return U32.pack(len(text)) + text + blob
+
+
+def parse_answer(body: bytes) -> tuple[dict[str, Any], bytes]:
+    """The JSON object and the bytes of a server's answer."""
+    if len(body) < U32.size:
+        raise WireError("the box's answer is too short")
+    (length,) = U32.unpack_from(body)
+    if length > MAX_JSON or length > len(body) - U32.size:
+        raise WireError("the box's answer does not add up")
+    value = parse_json(body[U32.size : U32.size + length])
+    if not isinstance(value, dict):
+        raise WireError("the box's answer is not an object")
+    return cast("dict[str, Any]", value), body[U32.size + length :]
+
+
+def parse_json(data: bytes) -> Any:
+    """Strict JSON: no NaN, no infinities, no repeated keys, no numbers of unbounded length, no bottomless nesting."""
+    try:
+        return json.loads(data, parse_constant=_refuse, parse_int=_int, parse_float=_float, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"the box sent JSON that is refused: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _int(digits: str) -> int:
+    if len(digits) > 4000:
+        raise ValueError("a number of more than 4000 digits")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError("a number too large for a float")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key is given twice")
+    return value
+
+
+class Reader:
+    """Cuts a box's byte stream into frames; keeps at most one frame and one read in memory."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = HEAD.size
+        self._head: tuple[int, int, int] | None = None
+
+    def feed(self, data: bytes) -> list[Frame]:
+        frames: list[Frame] = []
+        self._parts.append(data)
+        self._have += len(data)
+        if self._have < self._need:
+            return frames
+        whole = data if len(self._parts) == 1 else b"".join(self._parts)
+        at = 0  # the rest is copied once for all frames: a flood of tiny ones costs no more than its bytes
+        while len(whole) - at >= self._need:
+            taken = whole[at : at + self._need]
+            at += self._need
+            if self._head is None:
+                self._head = parse_head(taken)
+                self._need = self._head[2]
+            else:
+                op, id, _ = self._head
+                frames.append(Frame(op, id, taken))
+                self._head, self._need = None, HEAD.size
+        rest = whole[at:]
+        self._parts, self._have = [rest] if rest else [], len(rest)
+        return frames
+
+
+def send_with_fds(sock: socket.socket, data: bytes, fds: tuple[int, ...]) -> None:
+    sent = sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+    if sent < len(data):
+        sock.sendall(data[sent:])

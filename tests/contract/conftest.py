@@ -1,0 +1,140 @@
+"""The contract: what every way of making a box must do. Each test runs unchanged on every variant.
+
+Another launcher or backend is one more line in VARIANTS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from harena import Clocks, Limits, Sandbox, SandboxPool, Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    name: str
+    backend: str = "local"
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    """Set while boxes of this variant are made."""
+
+
+VARIANTS = [
+    Variant(name="native"),
+    Variant(name="no-cgroups", env={"HARENA_CGROUPS": "off"}),
+    # Variant(name="bubblewrap", env={"HARENA_LAUNCHER": "bubblewrap"}),
+    # Variant(name="bubblewrap-no-cgroups", env={"HARENA_LAUNCHER": "bubblewrap", "HARENA_CGROUPS": "off"}),
+]
+
+ONLY = os.environ.get("HARENA_CONTRACT_VARIANT")
+"""Runs one variant alone: what test_ordinary_user.py starts under another user."""
+
+
+@pytest.fixture(
+    scope="module", params=[v for v in VARIANTS if ONLY in (None, v.name)], ids=lambda variant: variant.name
+)
+def variant(request: pytest.FixtureRequest) -> Iterator[Variant]:
+    chosen: Variant = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in chosen.env.items():
+            patch.setenv(name, value)
+        forget_what_was_found()
+        yield chosen
+    forget_what_was_found()
+
+
+def forget_what_was_found() -> None:
+    """What Harena found out about the host is cached for the life of the process; a variant changes it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("harena.backends.", "harena.sandbox.session")):
+            for value in list(vars(module).values()):
+                clear = getattr(value, "cache_clear", None)
+                if callable(clear):
+                    clear()
+
+
+class MakeBox(Protocol):
+    def __call__(self, *, limits: Limits | None = None, clocks: Clocks | None = None, **spec: Any) -> Sandbox: ...
+
+
+@pytest.fixture
+def make_box(variant: Variant) -> Iterator[MakeBox]:
+    """Makes boxes of the variant; keyword arguments beside limits and clocks are those of Spec."""
+    with contextlib.ExitStack() as boxes:
+
+        def make(*, limits: Limits | None = None, clocks: Clocks | None = None, **spec: Any) -> Sandbox:
+            box = Sandbox(Spec(**spec), backend=variant.backend, limits=limits, clocks=clocks)
+            return boxes.enter_context(box)
+
+        yield make
+
+
+@pytest.fixture
+def box(make_box: MakeBox) -> Sandbox:
+    return make_box()
+
+
+@pytest.fixture
+def make_pool(variant: Variant) -> Iterator[Callable[..., SandboxPool]]:
+    with contextlib.ExitStack() as pools:
+
+        def make(*, warm: int = 1, max_live: int = 4, **spec: Any) -> SandboxPool:
+            pool = SandboxPool(Spec(**spec), warm=warm, max_live=max_live, backend=variant.backend)
+            return pools.enter_context(pool)
+
+        yield make
+
+
+@pytest.fixture
+def pool(make_pool: Callable[..., SandboxPool]) -> SandboxPool:
+    return make_pool()
+
+
+@pytest.fixture
+def ends_on_host() -> Callable[[str], None]:
+    """Asserts that no process of this machine carries the marker in its command line, or soon does no more."""
+
+    def check(marker: str) -> None:
+        end = time.monotonic() + 5
+        while (found := processes_with(marker)) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert found == []
+
+    return check
+
+
+@pytest.fixture
+def runs_on_host() -> Callable[[str], None]:
+    """The control of `ends_on_host`: waits until a process with the marker is there."""
+
+    def check(marker: str) -> None:
+        end = time.monotonic() + 20
+        while not (found := processes_with(marker)) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert found
+
+    return check
+
+
+@pytest.fixture
+def marker() -> str:
+    """An argument for `sleep` that no other process has."""
+    return f"{40000 + int.from_bytes(os.urandom(3))}.{os.getpid()}"
+
+
+def processes_with(marker: str) -> list[int]:
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if marker.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found

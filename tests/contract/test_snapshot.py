@@ -1,0 +1,175 @@
+"""`snapshot` and `restore`: the workspace as it was, at the cost of what changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harena import Sandbox
+from harena.sandbox.channel import Channel
+
+LOOK = """
+import os, stat
+for folder, names, files in sorted(os.walk('.')):
+    for name in sorted(names + files):
+        path = os.path.join(folder, name)
+        info = os.lstat(path)
+        mode = stat.S_IMODE(info.st_mode)
+        if stat.S_ISLNK(info.st_mode):
+            print(path, 'link', os.readlink(path))
+        elif stat.S_ISDIR(info.st_mode):
+            print(path, 'dir', oct(mode))
+        elif stat.S_ISREG(info.st_mode):
+            print(path, 'file', oct(mode), info.st_mtime_ns, open(path, 'rb').read() if mode & 0o400 else '?')
+        else:
+            print(path, 'other')
+"""
+
+
+def look(box: Sandbox) -> list[str]:
+    """Every path with its kind, mode, time and contents, as a command in the box sees them."""
+    result = box.exec(["python3", "-c", LOOK])
+    assert result.ok, result
+    return result.stdout.decode().splitlines()
+
+
+def shell(box: Sandbox, line: str) -> None:
+    result = box.exec(["sh", "-ec", line])
+    assert result.ok, result
+
+
+MAKE = (
+    "mkdir -p src/deep empty; echo one > src/a; echo two > src/deep/b; printf x > run.sh; chmod 755 run.sh;"
+    "chmod 700 empty; chmod 600 src/a; ln -s src/a link; ln -s nowhere dangling"
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "true",
+        "echo more >> src/a",
+        "rm -r src; rm link dangling run.sh; rmdir empty",
+        "echo new > new; mkdir -p newer/deep; ln -s / root",
+        "chmod 777 src/a src run.sh; chmod 000 empty",
+        "rm link; ln -s run.sh link",
+        "rm -r src; echo now-a-file > src",
+        "rm run.sh; mkdir -p run.sh/inside; touch run.sh/inside/f",
+        "rm link; echo now-a-file > link",
+        "rmdir empty; ln -s src empty",
+        "mv src/a src/c; mv src/deep/b src/a",
+        "mkfifo pipe src/deep/pipe",
+        "rm src/a; mkfifo src/a",
+        "touch -d @0 src/a",
+        "printf y > run.sh",
+    ],
+)
+def test_restore_undoes_any_change(box: Sandbox, change: str) -> None:
+    shell(box, MAKE)
+    before = look(box)
+    snapshot = box.snapshot()
+    shell(box, change)
+    box.restore(snapshot)
+    assert look(box) == before
+
+
+def test_restore_copes_with_folders_made_read_only(box: Sandbox) -> None:
+    shell(box, "mkdir -p a/b; echo 1 > a/b/f; chmod 500 a/b a")
+    before = look(box)
+    snapshot = box.snapshot()
+    shell(box, "chmod 700 a a/b; echo 2 > a/b/f; touch a/b/g; mkdir later; touch later/f; chmod 500 later a/b a")
+    box.restore(snapshot)
+    assert look(box) == before
+
+
+def test_files_their_owner_cannot_read_do_not_stop_a_snapshot(box: Sandbox) -> None:
+    shell(box, "echo 1 > a; echo 2 > secret; chmod 000 secret; mkdir shut; touch shut/f; chmod 000 shut")
+    snapshot = box.snapshot()
+    shell(box, "rm a; chmod 700 shut secret; rm -r secret shut")
+    box.restore(snapshot)
+    assert box.read("a") == b"1\n"
+    shell(box, "chmod 700 secret shut")
+    assert box.read("secret") == b"2\n"
+    assert [info.path for info in box.list("shut")] == ["f"]
+
+
+def test_snapshot_does_not_change_with_the_box(box: Sandbox) -> None:
+    shell(box, MAKE)
+    first = box.snapshot()
+    shell(box, "echo later > src/a; rm run.sh")
+    second = box.snapshot()
+    shell(box, "rm -r ./*")
+    for snapshot, text in ((first, b"one\n"), (second, b"later\n"), (first, b"one\n")):
+        box.restore(snapshot)
+        assert box.read("src/a") == text
+        assert any(info.path == "run.sh" for info in box.list()) == (text == b"one\n")
+
+
+def test_snapshot_outlives_its_box_and_fits_another(make_box: Callable[..., Sandbox]) -> None:
+    one, other = make_box(), make_box()
+    shell(one, MAKE)
+    before, snapshot = look(one), one.snapshot()
+    one.close()
+    shell(other, "echo in the way > src; mkdir link")
+    other.restore(snapshot)
+    assert look(other) == before
+    assert len(snapshot) == len(before)
+
+
+def test_snapshot_of_nothing_empties_the_workspace(box: Sandbox) -> None:
+    empty = box.snapshot()
+    shell(box, MAKE)
+    box.restore(empty)
+    assert (len(empty), look(box)) == (0, [])
+
+
+def test_restore_leaves_tmp_and_running_processes_alone(box: Sandbox) -> None:
+    snapshot = box.snapshot()
+    with box.start(["cat"]) as process:
+        shell(box, "echo 1 > /tmp/a")
+        box.run("x = 1")
+        box.restore(snapshot)
+        assert box.read("/tmp/a") == b"1\n"
+        assert box.run("print(x)").stdout == b"1\n"
+        process.write(b"alive")
+        assert process.wait(30).stdout == b"alive"
+
+
+@pytest.fixture
+def traffic(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], int]:
+    """Bytes that went over the wire, both ways, while something was done."""
+    counts: list[int] = []
+    request = Channel.request
+
+    def counted(self: Channel, op: int, body: bytes = b"", *args: Any, **kwargs: Any) -> Any:
+        answer = request(self, op, body, *args, **kwargs)
+        counts.append(len(body) + len(answer.body))
+        return answer
+
+    monkeypatch.setattr(Channel, "request", counted)
+
+    def measure(action: Callable[[], Any]) -> int:
+        counts.clear()
+        action()
+        return sum(counts)
+
+    return measure
+
+
+def test_cost_grows_with_what_changed(box: Sandbox, traffic: Callable[[Callable[[], Any]], int]) -> None:
+    shell(box, "for i in $(seq 40); do head -c 200000 /dev/urandom > f$i; done")
+    whole = traffic(box.snapshot)
+    assert whole > 8_000_000
+    # A file written a moment ago is read again, for its times do not show a change within the clock's step.
+    end = time.monotonic() + 20
+    while (nothing := traffic(box.snapshot)) > whole / 20 and time.monotonic() < end:
+        pass
+    assert nothing < whole / 20
+    old = box.snapshot()
+    shell(box, "echo changed >> f7; rm f8; echo new > g")
+    assert traffic(box.snapshot) < whole / 10
+    assert traffic(lambda: box.restore(old)) < whole / 10
+    assert len(box.list()) == 40

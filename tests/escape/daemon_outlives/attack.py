@@ -1,0 +1,10 @@
+import os
+import time
+
+from attacker import daemonise, finish
+
+if daemonise():
+    time.sleep(20)
+    os._exit(0)
+time.sleep(0.1)
+finish()

@@ -1,0 +1,1 @@
+raise ValueError("x" * (8 << 20))

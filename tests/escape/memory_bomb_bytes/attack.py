@@ -1,0 +1,2 @@
+data = b"x" * (1 << 30)
+print("ESCAPED:", len(data))

@@ -1,0 +1,12 @@
+import errno
+import os
+
+from attacker import ABSENT, READ_ONLY, attempt, finish, others, rewrite
+
+for pid in others():
+    for folder in (f"/proc/{pid}", f"/proc/{pid}/task/{pid}"):
+        for name in os.listdir(folder) if os.path.isdir(folder) else []:
+            path = f"{folder}/{name}"
+            if os.path.isfile(path) and not os.path.islink(path):
+                attempt(path, rewrite, path, also=(*ABSENT, *READ_ONLY, errno.EINVAL))
+finish()

@@ -1,0 +1,6 @@
+import os
+
+from attacker import TARGET, finish
+
+os.symlink(TARGET["secret"], "link")
+finish()

@@ -1,0 +1,6 @@
+import os
+
+from attacker import finish
+
+os.symlink("/etc/passwd", "link")
+finish()

@@ -1,0 +1,43 @@
+"""Importing Harena is quick, and brings no heavy module along."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+LIMIT_S = 0.150
+HEAVY = {"asyncio", "numpy", "ssl", "http", "urllib.request", "multiprocessing", "unittest", "sqlite3", "xml", "ctypes"}
+
+
+def seconds(source: str) -> float:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", source], check=True)
+    return time.perf_counter() - started
+
+
+@pytest.mark.serial
+def test_core_imports_in_less_than_150_ms() -> None:
+    seconds("import harena")  # compiles what is not compiled yet
+    turns = [(seconds("import harena"), seconds("pass")) for _ in range(9)]
+    assert statistics.median(turn[0] for turn in turns) - statistics.median(turn[1] for turn in turns) < LIMIT_S
+
+
+def test_core_imports_nothing_heavy() -> None:
+    source = "import sys\nbefore = set(sys.modules)\nimport harena\nprint(*(set(sys.modules) - before))"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True).stdout.split()
+    )
+    assert loaded & HEAVY == set()
+
+
+def test_core_needs_the_standard_library_alone() -> None:
+    source = "import sys\nimport harena\nprint(*{name.partition('.')[0] for name in sys.modules})"
+    command = [sys.executable, "-c", source]
+    loaded = set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    own = {"harena", "__main__", "sitecustomize", "usercustomize", "_distutils_hack"}
+    foreign = {name for name in loaded - own - sys.stdlib_module_names if not name.startswith("__editable__")}
+    assert foreign == set()
