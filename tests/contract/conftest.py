@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from harena import Clocks, Limits, Sandbox, SandboxPool, Spec
+from harena import Clocks, IsolationUnavailable, Limits, Sandbox, SandboxPool, Spec
+from harena.sandbox import backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +26,15 @@ class Variant:
     backend: str = "local"
     env: dict[str, str] = field(default_factory=dict[str, str])
     """Set while boxes of this variant are made."""
+    without: tuple[str, ...] = ()
+    """Tests of what it does not do, and says so."""
 
 
 VARIANTS = [
     Variant(name="native"),
     Variant(name="no-cgroups", env={"HARENA_CGROUPS": "off"}),
-    # Variant(name="bubblewrap", env={"HARENA_LAUNCHER": "bubblewrap"}),
-    # Variant(name="bubblewrap-no-cgroups", env={"HARENA_LAUNCHER": "bubblewrap", "HARENA_CGROUPS": "off"}),
+    # Its own side of the box is Python too: there are no forks of live boxes, and a rootfs must have a Python.
+    Variant(name="bubblewrap", env={"HARENA_LAUNCHER": "bubblewrap"}, without=("test_fork.py", "test_rootfs_")),
 ]
 
 ONLY = os.environ.get("HARENA_CONTRACT_VARIANT")
@@ -47,8 +50,21 @@ def variant(request: pytest.FixtureRequest) -> Iterator[Variant]:
         for name, value in chosen.env.items():
             patch.setenv(name, value)
         forget_what_was_found()
+        try:
+            backend.load(chosen.backend)
+        except IsolationUnavailable as error:
+            pytest.skip(f"{chosen.name}: {error}")
         yield chosen
     forget_what_was_found()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def applies(item: pytest.Item) -> bool:
+        variant = getattr(item, "callspec", None) and item.callspec.params.get("variant")  # pyright: ignore
+        return not (variant and any(name in item.nodeid for name in variant.without))
+
+    config.hook.pytest_deselected(items=[item for item in items if not applies(item)])
+    items[:] = filter(applies, items)
 
 
 def forget_what_was_found() -> None:

@@ -107,7 +107,10 @@ def test_too_much_memory_is_a_verdict(box: Sandbox) -> None:
 
 def test_nothing_stays_for_the_next_call_but_files(box: Sandbox) -> None:
     box.run("x = 1")
-    source = "import builtins\ndef f():\n    seen = hasattr(builtins, 'x'), 'x' in globals()\n    builtins.x = 1\n    return seen"
+    source = (
+        "import builtins\n"
+        "def f():\n    seen = hasattr(builtins, 'x'), 'x' in globals()\n    builtins.x = 1\n    return seen"
+    )
     assert box.call(source, "f").value == box.call(source, "f").value == [False, False]
     assert box.call("def f():\n    open('kept', 'w').write('1')", "f").ok
     assert box.read("kept") == b"1"

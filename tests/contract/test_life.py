@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from harena import BoxClosed, BoxError, Retry, Sandbox
+from harena import BoxClosed, BoxError, Retry, Sandbox, Verdict
 
 MakeBox = Callable[..., Sandbox]
 
@@ -78,9 +79,16 @@ def test_box_that_was_killed_is_told_and_not_waited_for(make_box: MakeBox, name:
     box.exec(["kill", "-9", "-1"])
     kill_box(box)
     with pytest.raises(BoxError):
-        CALLS[name](box)
+        call_until_it_fails(box, name)
     assert not box.alive
     box.close()
+
+
+def call_until_it_fails(box: Sandbox, name: str) -> None:
+    """What a box serves by itself, as files, goes on until it is dead."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        CALLS[name](box)
 
 
 def kill_box(box: Sandbox) -> None:
@@ -108,8 +116,12 @@ def test_call_under_way_is_told_that_the_box_was_closed(
         call = threads.submit(LONG[name], box, marker)
         runs_on_host(marker)
         box.close()
-        with pytest.raises(BoxError):
-            call.result(20)
+        try:
+            result = call.result(20)
+        except BoxError:
+            return
+        # Closing ends a started command first, so its end may be seen before the box's.
+        assert (name, result.verdict) == ("start", Verdict.SIGNAL)
 
 
 def test_boxes_have_names_of_their_own(make_box: MakeBox) -> None:

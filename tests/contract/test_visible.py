@@ -110,7 +110,7 @@ def test_no_descriptor_of_the_host_is_inherited(look: Look) -> None:
     os.set_inheritable(leak, True)
     try:
         links = look(
-            "[os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')]"
+            "[os.readlink(p) for fd in os.listdir('/proc/self/fd') if os.path.lexists(p := f'/proc/self/fd/{fd}')]"
         )
     finally:
         os.close(leak)
@@ -119,6 +119,7 @@ def test_no_descriptor_of_the_host_is_inherited(look: Look) -> None:
     ]
     assert outside == []
     assert len(links) <= 7
+    assert sum(link.startswith("socket:") for link in links) <= 2, "the interpreter has two, to speak and to be forked"
 
 
 def test_network_is_a_loopback_at_most(look: Look) -> None:
@@ -137,7 +138,8 @@ def test_environment_is_made_for_the_box(look: Look, monkeypatch: pytest.MonkeyP
 def test_only_workspace_tmp_and_shm_can_be_written(box: Sandbox) -> None:
     source = (
         "import os\n"
-        "for top in sorted({'/' + name for name in os.listdir('/')} | {'/', '/usr/bin', '/dev/shm', '/dev/pts', '/etc'}):\n"
+        "tops = {'/' + name for name in os.listdir('/')} | {'/', '/usr/bin', '/dev/shm', '/dev/pts', '/etc'}\n"
+        "for top in sorted(tops):\n"
         "    try:\n        open(top + '/.probe', 'w').close()\n        print(top)\n"
         "    except OSError:\n        pass\n"
     )
@@ -146,9 +148,13 @@ def test_only_workspace_tmp_and_shm_can_be_written(box: Sandbox) -> None:
 
 
 def test_files_of_a_guest_are_its_own_to_write(look: Look) -> None:
-    assert look("[os.umask(0), oct(0)]")[0] == 0o022
+    assert look("os.umask(0)") == 0o022
 
 
-def test_clock_of_the_host_is_told_right_and_cannot_be_set(box: Sandbox) -> None:
-    source = "import time\ntry:\n    time.clock_settime(time.CLOCK_REALTIME, 0)\nexcept OSError as error:\n    print(error.errno)"
+def test_clock_of_the_host_cannot_be_set(box: Sandbox) -> None:
+    source = (
+        "import time\n"
+        "try:\n    time.clock_settime(time.CLOCK_REALTIME, 0)\n"
+        "except OSError as error:\n    print(error.errno)"
+    )
     assert box.run(source).stdout == b"1\n"

@@ -251,10 +251,13 @@ def test_nonsense_from_the_box_is_a_clear_error(nonsense: str, name: str) -> Non
 @pytest.mark.parametrize("name", SERVED)
 @pytest.mark.parametrize("nonsense", NONSENSE)
 def test_nonsense_from_a_server_in_the_box_is_a_clear_error(nonsense: str, name: str) -> None:
-    with box_of(server=NONSENSE[nonsense], control=ends_interpreter) as box, pytest.raises((BoxLost, WireError)):
-        result = CALLS[name](box)
-        assert isinstance(result, Result)
-        raise BoxLost(result.detail)  # `run` may tell it as the end of the interpreter
+    with box_of(server=NONSENSE[nonsense], control=ends_interpreter) as box:
+        try:
+            result = CALLS[name](box)
+        except (BoxLost, WireError):
+            return
+        assert isinstance(result, Result), "only `run` may tell it in another way: that the interpreter has ended"
+        assert result.verdict is Verdict.SIGNAL
 
 
 def ends_interpreter(request: Request) -> bytes:
@@ -303,9 +306,9 @@ def test_any_error_number_is_an_os_error(number: int) -> None:
 
 
 def test_more_of_a_file_than_was_asked_for_is_refused() -> None:
-    with box_of(server=lambda request: answer(request.id, {}, b"x" * 1001)) as box:
-        with pytest.raises(WireError, match="more of a file"):
-            box.read("a", max_bytes=1000)
+    play: Play = lambda request: answer(request.id, {}, b"x" * 1001)  # noqa: E731
+    with box_of(server=play) as box, pytest.raises(WireError, match="more of a file"):
+        box.read("a", max_bytes=1000)
 
 
 def test_interpreter_that_broke_the_protocol_is_not_used_again() -> None:
@@ -440,9 +443,9 @@ def outside(folder: Path) -> list[str]:
 @pytest.mark.parametrize("kind", ["file", "dir", "symlink"])
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:20])
 def test_name_that_leads_out_is_refused(tmp_path: Path, name: str, kind: str) -> None:
-    with box_of(server=listing(row(name, kind, "b" if kind == "symlink" else None))) as box:
-        with pytest.raises(HarenaError):
-            box.download(".", tmp_path / "out")
+    play = listing(row(name, kind, "b" if kind == "symlink" else None))
+    with box_of(server=play) as box, pytest.raises(HarenaError):
+        box.download(".", tmp_path / "out")
     assert outside(tmp_path) == []
 
 
@@ -541,9 +544,13 @@ def test_contents_above_the_cap_are_refused(tmp_path: Path) -> None:
 
 
 def test_snapshot_above_the_size_of_the_workspace_is_refused() -> None:
-    with guests(lambda: Guest(server=fetch({"sizes": [2_000_000, 2_000_000]}, b"x" * 4_000_000))):
-        with Sandbox(Spec(workspace_mb=1), backend="hostile") as box, pytest.raises(HarenaError):
-            box.snapshot()
+    play = fetch({"sizes": [2_000_000, 2_000_000]}, b"x" * 4_000_000)
+    with (
+        guests(lambda: Guest(server=play)),
+        Sandbox(Spec(workspace_mb=1), backend="hostile") as box,
+        pytest.raises(HarenaError),
+    ):
+        box.snapshot()
 
 
 # ---- the pool ----
@@ -552,9 +559,12 @@ def test_snapshot_above_the_size_of_the_workspace_is_refused() -> None:
 @pytest.mark.parametrize("group", [None, 3])
 @pytest.mark.parametrize("nonsense", NONSENSE)
 def test_pool_gives_up_on_boxes_that_all_talk_nonsense(nonsense: str, group: int | None) -> None:
-    with guests(lambda: Guest(NONSENSE[nonsense])), SandboxPool(backend="hostile", warm=1, max_live=2) as pool:
-        with pytest.raises((BoxLost, WireError)):
-            pool.map(["print(1)"] * 6, group=group)
+    with (
+        guests(lambda: Guest(NONSENSE[nonsense])),
+        SandboxPool(backend="hostile", warm=1, max_live=2) as pool,
+        pytest.raises((BoxLost, WireError)),
+    ):
+        pool.map(["print(1)"] * 6, group=group)
 
 
 @pytest.mark.parametrize("nonsense", [name for name in NONSENSE if name != "an error"])
@@ -732,8 +742,6 @@ def test_interpreter_that_writes_to_its_own_socket_fools_nobody(words: str) -> N
         with contextlib.suppress(HarenaError):
             box.run(source)
         assert box.exec(["echo", "works"]).stdout == b"works\n"
-        with contextlib.suppress(HarenaError):
-            box.run("pass")
         result = box.run("print('works')")
         assert (result.verdict, result.stdout) == (Verdict.OK, b"works\n")
 

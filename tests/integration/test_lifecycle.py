@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from leaks import alive, boxes_of, descendants, descriptors, keepers, new_marker, settle, traces, with_marker
@@ -387,6 +388,6 @@ def test_closed_pool_refuses_and_its_leases_go_on() -> None:
 @pytest.mark.parametrize(
     "bad", [{"warm": -1}, {"warm": 3, "max_live": 2}, {"max_starting": 0}, {"max_live": 0, "warm": 0}]
 )
-def test_impossible_pools_are_refused(bad: dict[str, int]) -> None:
+def test_impossible_pools_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="a pool needs"):
         SandboxPool(**bad)

@@ -78,8 +78,10 @@ def test_one_bad_program_never_spoils_another(pool: SandboxPool, group: int | No
 
 
 COPES = {
-    "processes": "import os, time\ntry:\n    for _ in range(40):\n        if not os.fork(): time.sleep(0.1); os._exit(0)\n"
-    "except OSError: pass",
+    "processes": (
+        "import os, time\ntry:\n    for _ in range(40):\n"
+        "        if not os.fork(): time.sleep(0.1); os._exit(0)\nexcept OSError: pass"
+    ),
     "memory": "import os\nif not os.fork():\n    x = bytearray(100 << 20); y = bytearray(100 << 20)\nos.wait()",
 }
 

@@ -43,6 +43,7 @@ def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
     before = descriptors()
     counts: Counter[Verdict] = Counter()
     sizes: list[tuple[float, float]] = []
+    boxes, below = list[str](), set[tuple[int, str]]()
     started = time.monotonic()
     with SandboxPool(warm=2) as pool:
         for done in range(0, TOTAL, BATCH):

@@ -22,10 +22,14 @@ def test_limit_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
         Limits(**{name: value})
 
 
+def values(name: str, value: Any) -> dict[str, Any]:
+    return {name: value}
+
+
 @pytest.mark.parametrize("name", ["memory_mb", "processes", "output_bytes", "open_files"])
 def test_limits_that_count_are_whole_numbers(name: str) -> None:
     with pytest.raises(SpecError, match=f"{name}="):
-        Limits(**{name: 32.5})
+        Limits(**values(name, 32.5))
 
 
 @pytest.mark.parametrize("name", ["wall_s", "memory_mb", "processes", "open_files"])
@@ -33,7 +37,7 @@ def test_limit_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match=f"{name}="):
         Limits(**{name: 0})
     with pytest.raises(SpecError, match=f"{name}="):
-        Limits(**{name: None})
+        Limits(**values(name, None))
 
 
 def test_limits_may_be_tight() -> None:
@@ -89,7 +93,7 @@ def test_workspace_must_have_a_size(size_mb: Any) -> None:
 @pytest.mark.parametrize("field", ["packages", "preload", "mounts"])
 def test_a_word_where_several_are_expected_is_refused(field: str) -> None:
     with pytest.raises((SpecError, TypeError)):
-        Spec(**{field: "numpy"})
+        Spec(**values(field, "numpy"))
 
 
 @pytest.mark.parametrize(

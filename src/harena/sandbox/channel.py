@@ -22,6 +22,8 @@ from harena.errors import BoxLost, Retry, WireError
 from harena.sandbox import wire
 
 READ_BYTES = 1 << 18
+MAX_ANSWERS = 4
+"""Kept for one request; none has more than three."""
 TICK_S = 1.0
 """How often a blocked read looks at its deadline."""
 
@@ -201,7 +203,10 @@ class Channel:
                     if frame.op == wire.Op.DONE or frame.id == 0:
                         continue  # the end of something that nobody waits for any more
                     raise WireError(f"it answered a request {frame.id} that was not made")
-                self._arrived.setdefault(frame.id, deque()).append(frame)
+                queue = self._arrived.setdefault(frame.id, deque())
+                if len(queue) >= MAX_ANSWERS:
+                    raise WireError("it answered one request over and over")
+                queue.append(frame)
         return found
 
     def _keep_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:

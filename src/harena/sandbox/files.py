@@ -130,6 +130,7 @@ class Files:
         infos = [seen.info for seen in found]
         for info in infos:
             _check_name(info)
+        _check_tree(infos)
         total = sum(info.size for info in infos if info.kind == "file")
         if total > max_bytes:
             raise file_error(27, path, f"holds {total} bytes, more than max_bytes={max_bytes}")
@@ -254,6 +255,8 @@ class Files:
             sizes = answer.get("sizes")
             if not isinstance(sizes, list) or len(cast("list[Any]", sizes)) != len(batch):
                 raise WireError("the box sent something else than the files that were asked for")
+            if len(data) > min(left, MAX_READ):
+                raise WireError("the box sent more than was asked for")
             left -= len(data)
             at = 0
             for info, count in zip(batch, cast("list[Any]", sizes), strict=True):
@@ -337,8 +340,10 @@ def _seen(row: Any) -> Seen:
 
 def _check_name(info: FileInfo) -> None:
     parts = info.path.split("/")
-    if "" in parts or "." in parts or ".." in parts or "\0" in info.path:
+    if "" in parts or "." in parts or ".." in parts or not _usable(info.path) or not all(map(_usable_part, parts)):
         raise WireError(f"the box named a file {info.path[:80]!r}")
+    if info.target is not None and not _usable(info.target):
+        raise WireError(f"the box made a link to {info.target[:80]!r}")
     if info.kind == "symlink":
         target = info.target or ""
         steps = [step for step in target.split("/") if step not in {"", "."}]
@@ -346,6 +351,27 @@ def _check_name(info: FileInfo) -> None:
         # A name may itself be a link, so a ".." behind one can lead anywhere: all of them must come first.
         if not target or target.startswith("/") or up >= len(parts) or ".." in steps[up:] or "\0" in target:
             raise file_error(40, info.path, f"a link that leads out of the folder ({target[:80]!r}) is not downloaded")
+
+
+def _usable(text: str) -> bool:
+    try:
+        return len(os.fsencode(text)) < 4000 and "\0" not in text
+    except UnicodeEncodeError:
+        return False
+
+
+def _usable_part(part: str) -> bool:
+    return _usable(part) and len(os.fsencode(part)) <= 255
+
+
+def _check_tree(infos: list[FileInfo]) -> None:
+    """Each name once, each below a folder that was listed before it: then nothing can be in the way of anything."""
+    kinds: dict[str, str] = {"": "dir"}
+    for info in infos:
+        parent = info.path.rpartition("/")[0]
+        if info.path in kinds or kinds.get(parent) != "dir":
+            raise WireError(f"the box's listing is no tree at {info.path[:80]!r}")
+        kinds[info.path] = info.kind
 
 
 def _open_parent(root: int, path: str) -> tuple[int, str]:

@@ -1,9 +1,12 @@
 """The agent inside a box: one file, standard library only, run by whatever Python the box has.
 
 Started as `python guest.py LIBRARY CPU PRELOAD...` with the host's socket as descriptor 3, it imports the preload
-modules, then serves: the native library's loop forks it for every execution, and each fork comes back here as a guest, with no
-rights left, to run a program, to be the persistent interpreter, or to look after files. Nothing here is a wall: it runs
-beside hostile code in the guest's own process, and the host believes none of what it writes.
+modules, then serves: the native library's loop forks it for every execution, and each fork comes back here as a guest,
+with no rights left, to run a program, to be the persistent interpreter, or to look after files. Nothing of that is a
+wall: it runs beside hostile code in the guest's own process, and the host believes none of what it writes.
+
+The last part is the native loop once more, in Python, for a box without the library; there the walls are put up. It is
+long, and in here, because one file is all that an image must be given.
 """
 
 from __future__ import annotations
@@ -754,7 +757,7 @@ class Kernel:
 
     def __init__(self):
         import ctypes
-        import fcntl  # noqa: F401: here once, and not in every fork
+        import fcntl  # noqa: F401 - here once, and not in every fork
         import resource  # noqa: F401
 
         self.ctypes = ctypes
@@ -1480,8 +1483,7 @@ class Loop:
             self.template = self.template_job = None
         else:
             status = self.read_report(job, usage)
-        if job.ended or status:
-            job.hits |= job.slot.hits() if job.slot else 0
+        job.hits |= job.slot.hits() if job.slot else 0
         data = [bytes(job.data[what]) for what in ("out", "err", "res")]
         done = DONE.pack(
             job.ended, status, job.hits, job.exec_errno, wall_ns, max(0, job.cpu_ns - job.cpu_base), job.peak_kb,
@@ -1531,7 +1533,8 @@ class Loop:
         if job is None or cpu_ns is None:
             return self.send_error(id, errno.ESRCH, "no such execution")
         self.watch(time.monotonic_ns())
-        return self.send(OP_PONG, id, struct.pack("<QQ", max(cpu_ns, job.cpu_ns), peak_of(pid)))
+        hits, job.hits = job.hits | (job.slot.hits() if job.slot else 0), 0
+        return self.send(OP_PONG, id, struct.pack("<QQQ", max(cpu_ns, job.cpu_ns), peak_of(pid), hits))
 
     # time, memory and processes
 

@@ -47,6 +47,9 @@ class Interpreter:
             try:
                 self._send(wire.encode_call({"op": "run"}, source.encode("utf-8", "surrogatepass")))
                 return self._follow(limits)
+            except WireError:
+                self._give_up()
+                raise
             finally:
                 if self._stopped:
                     self._close()
@@ -119,7 +122,7 @@ class Interpreter:
         wall_s = time.monotonic() - started
         written = limits.output_bytes - max(0, room)
         stdout, stderr = b"".join(parts[0]), b"".join(parts[1])
-        if answer is None:
+        if answer is None or ended != wire.Ended.SELF:
             return self._end(limits, ended, stdout, stderr, written)
         code, said = self._understand(answer)
         usage = Usage(cpu_s=self._cpu_s(), wall_s=wall_s, peak_mb=self._peak_mb, bytes=written)
@@ -131,6 +134,15 @@ class Interpreter:
         return Result(
             verdict=verdict, exit_code=code, signal=None, stdout=stdout, stderr=stderr, usage=usage, detail=detail
         )
+
+    def _give_up(self) -> None:
+        """It talks nonsense: another one will start with the next run."""
+        with contextlib.suppress(BoxLost):
+            self._python.request(wire.Op.KILL, struct.pack("<II", self.job, 0))
+            if self._ended is None:
+                self._python.wait(self.job, 30)
+        self._python.forget(self.job)
+        self._close()
 
     def _has_ended(self) -> bool:
         """The zygote's word: the interpreter's socket may still be held by a child of its."""

@@ -392,13 +392,17 @@ class _Batch:
         if not data:
             raise WireError("the box ended")
         for frame in worker.reader.feed(data):
-            task = worker.running.pop(frame.id, None)
+            task = worker.running.get(frame.id)
             if task is None:
                 raise WireError("the box answered a request that was not made")
+            # Parsed before it is taken off the list: what a broken box was running must not be lost with it.
             if frame.op == wire.Op.DONE:
-                self._finish(task, wire.parse_done(frame.body))
+                done = wire.parse_done(frame.body)
+                del worker.running[frame.id]
+                self._finish(task, done)
             elif frame.op == wire.Op.ERROR:
                 number, step = wire.parse_error(frame.body)
+                del worker.running[frame.id]
                 self._again(task, f"box {worker.box.id} could not {step}: {os.strerror(number)}")
             else:
                 raise WireError("the box sent something else than a report")

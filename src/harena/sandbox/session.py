@@ -117,7 +117,8 @@ class Sandbox:
         self._calls = 0
         self._used_at = time.monotonic()
         self._closed: str | None = None
-        self._finalizer = weakref.finalize(self, core.leave, view)
+        self._owned: list[Interpreter | Files] = [] if interpreter is None else [interpreter]
+        self._finalizer = weakref.finalize(self, _let_go, core, view, self._owned)
         self.on_close: Callable[[], object] | None = None
         self._start_clocks()
 
@@ -176,6 +177,9 @@ class Sandbox:
                 raise
         if pty:
             ours = [frame.fds[0], frame.fds[0]]
+        else:
+            for fd in frame.fds:
+                os.close(fd)  # nobody asked for any
         process = Process(
             init, id, limits, argv[0], stdin=ours[0], stdout=ours[1], stderr=None if pty else ours[2], pty=pty
         )
@@ -249,10 +253,10 @@ class Sandbox:
         return call_result(outcome.done_of(frame, self.id), limits, name)
 
     def _start_interpreter(self) -> Interpreter:
+        python = self._python
         ours, theirs = socket.socketpair()
         out, err = os.pipe(), os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
-        python = self._python
         payload = b"S" + _piece(json.dumps({"role": "interpreter"}).encode())
         flags = wire.Flag.FORKABLE | wire.Flag.NOTIFY
         limits = _limit_fields(self.limits)
@@ -276,7 +280,9 @@ class Sandbox:
             theirs.close()
             for fd in (null, out[1], err[1]):
                 os.close(fd)
-        return Interpreter(python, job, self.limits, ours, out[0], err[0])
+        interpreter = Interpreter(python, job, self.limits, ours, out[0], err[0])
+        self._owned.append(interpreter)
+        return interpreter
 
     # ---- forks ----
 
@@ -381,9 +387,11 @@ class Sandbox:
         with self._lock:
             if self._files is None:
                 self._files = Files(self._start_file_server())
+                self._owned.append(self._files)
             return self._files
 
     def _start_file_server(self) -> Channel:
+        python = self._python
         ours, theirs = socket.socketpair()
         null = os.open(os.devnull, os.O_RDWR)
         limits = Limits(processes=2, open_files=256)
@@ -393,10 +401,12 @@ class Sandbox:
         spawn = wire.Spawn(
             kind=wire.Kind.SERVER, flags=wire.Flag.NOTIFY, profile=PROGRAM, view=self._view, payload=payload, **fields
         )
-        python = self._python
         try:
             self._files_job = python.post(wire.Op.SPAWN, spawn.encode(), (null, null, null, theirs.fileno()))
             frame = python.wait(self._files_job, GRACE_S)
+        except BaseException:
+            ours.close()
+            raise
         finally:
             os.close(null)
             theirs.close()
@@ -442,10 +452,6 @@ class Sandbox:
             process.close()
         if self._core.shared:
             self._end_view()  # others of the lineage live on: only what is ours may end
-        elif self._interpreter is not None:
-            self._interpreter.close()
-        if self._files is not None:
-            self._files.close()
         self._finalizer()
         if self.on_close is not None:
             self.on_close()
@@ -494,6 +500,13 @@ class Sandbox:
             ALARM.at(now + lifetime, lambda: _close_for(this, f"its lifetime_s={lifetime:g} is over"))
         if idle is not None:
             ALARM.at(now + idle, lambda: _close_when_idle(this, idle))
+
+
+def _let_go(core: Core, view: int, owned: list[Interpreter | Files]) -> None:
+    """Of a box that was closed, or dropped without being closed."""
+    for one in owned:
+        one.close()
+    core.leave(view)
 
 
 class _Fork:

@@ -28,6 +28,7 @@ LAUNCHER = NATIVE / "harena-box"
 LIBRARY = NATIVE / "zygote.so"
 FORK_FLAGS = 0x78020000 | 0x8000 | 0x4000 | 0x100 | 17
 """clone() flags of a box's fork: user, pid, mount, net and ipc namespaces, PARENT, VFORK, VM, SIGCHLD (harena.h)."""
+COMPILER = "install a C compiler and run `make native` or reinstall harena"
 FIRST_GUEST_UID = 0x70000000
 """Where root is the host, each box is a user of its own from here up: never root, never anybody else."""
 
@@ -53,18 +54,17 @@ class LocalBackend:
 def choose_launcher() -> Path | None:
     """None for the native launcher, which is the default; else the bwrap to use instead."""
     wanted = os.environ.get("HARENA_LAUNCHER") or ("native" if LAUNCHER.exists() else "bubblewrap")
-    compiler = "install a C compiler and run `make native` or reinstall harena"
     if wanted not in {"native", "bubblewrap"}:
         raise IsolationUnavailable(f"HARENA_LAUNCHER={wanted}", fix="make it native or bubblewrap, or unset it")
     if wanted == "native":
         if not LAUNCHER.exists():
-            raise IsolationUnavailable("the native launcher was not built", fix=compiler)
+            raise IsolationUnavailable("the native launcher was not built", fix=COMPILER)
         return None
     bwrap = bubblewrap.find()
     if bwrap is None:
         native = "" if LAUNCHER.exists() else "the native launcher was not built, and "
         raise IsolationUnavailable(
-            f"{native}bubblewrap is not installed", fix=f"{compiler}; or `pip install 'harena[bwrap]'`"
+            f"{native}bubblewrap is not installed", fix=f"{COMPILER}; or `pip install 'harena[bwrap]'`"
         )
     return bwrap
 
@@ -206,7 +206,10 @@ class LocalBox:
         """Waits for the keeper, which ends when all of the box has and its traces on the host are removed."""
         if self._keeper > 0:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._keeper, 0)
+                _, status = os.waitpid(self._keeper, 0)
+                if os.WIFSIGNALED(status):  # it was killed, and could not do its work
+                    time.sleep(0.05)
+                    self._clean_up()
             self._keeper = -1
 
     def _clean_up(self) -> None:
@@ -268,6 +271,8 @@ def _fix(step: str) -> str:
             "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), user.max_user_namespaces>0; "
             "in a container, run it with a seccomp profile that allows them"
         )
+    if step.startswith("execvp"):
+        return f"bubblewrap's boxes need a Python inside, also in a rootfs: put one there (Spec.python), or {COMPILER}"
     if "proc" in step:
         return "a masked /proc forbids a fresh one: in a container use systempaths=unconfined (procMount: Unmasked)"
     return "run `harena doctor` for what this host can enforce"
