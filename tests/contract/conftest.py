@@ -27,12 +27,16 @@ class Variant:
     env: dict[str, str] = field(default_factory=dict[str, str])
     """Set while boxes of this variant are made."""
     without: tuple[str, ...] = ()
-    """Tests of what it does not do, and says so."""
+    """Tests that do not apply to it."""
 
 
 VARIANTS = [
     Variant(name="native"),
-    Variant(name="no-cgroups", env={"HARENA_CGROUPS": "off"}),
+    Variant(
+        name="no-cgroups",
+        env={"HARENA_CGROUPS": "off"},
+        without=("test_files.py", "test_snapshot.py", "test_spec_contract.py"),  # where cgroups have no part
+    ),
     # Its own side of the box is Python too: there are no forks of live boxes, and a rootfs must have a Python.
     Variant(name="bubblewrap", env={"HARENA_LAUNCHER": "bubblewrap"}, without=("test_fork.py", "test_rootfs_")),
 ]
@@ -112,6 +116,40 @@ def make_pool(variant: Variant) -> Iterator[Callable[..., SandboxPool]]:
 @pytest.fixture
 def pool(make_pool: Callable[..., SandboxPool]) -> SandboxPool:
     return make_pool()
+
+
+class Shared:
+    """A box and a pool that the tests of a module use one after the other, made anew when one of them lost it."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._box: Sandbox | None = None
+        self._pool: SandboxPool | None = None
+
+    @property
+    def box(self) -> Sandbox:
+        if self._box is None or not self._box.alive:
+            self.close()
+            self._box = Sandbox(Spec(workspace_mb=8), backend=self._backend)
+        return self._box
+
+    @property
+    def pool(self) -> SandboxPool:
+        if self._pool is None:
+            self._pool = SandboxPool(Spec(workspace_mb=8), warm=1, max_live=1, backend=self._backend)
+        return self._pool
+
+    def close(self) -> None:
+        for one in (self._box, self._pool):
+            if one is not None:
+                one.close()
+        self._box = self._pool = None
+
+
+@pytest.fixture(scope="module")
+def shared(variant: Variant) -> Iterator[Shared]:
+    with contextlib.closing(Shared(variant.backend)) as shared:
+        yield shared
 
 
 @pytest.fixture

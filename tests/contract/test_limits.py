@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import pytest
 
@@ -15,27 +16,30 @@ BOUNDS = Limits(wall_s=10, memory_mb=128, processes=16, output_bytes=100_000, op
 Door = Callable[..., Result]
 
 
+class Shared(Protocol):
+    box: Sandbox
+    pool: SandboxPool
+
+
 @pytest.fixture(params=["exec", "run", "call", "program"])
-def door(
-    request: pytest.FixtureRequest, make_box: Callable[..., Sandbox], make_pool: Callable[..., SandboxPool]
-) -> Door:
+def door(request: pytest.FixtureRequest, shared: Shared, make_box: Callable[..., Sandbox]) -> Door:
     """The ways in which source is run; a limit holds on each. What hit it must have hurt nobody else."""
 
     def run(source: str, **changes: float) -> Result:
         limits = dataclasses.replace(BOUNDS, **changes)
         if request.param == "program":
-            pool = make_pool(max_live=1, workspace_mb=8)
-            result = pool.map([source], limits=limits)[0]
-            assert pool.map(["print('works')"])[0].stdout == b"works\n"
+            result = shared.pool.map([source], limits=limits)[0]
+            assert shared.pool.map(["print('works')"])[0].stdout == b"works\n"
             return result
-        box = make_box(limits=limits, workspace_mb=8)
-        if request.param == "exec":
-            result = box.exec(["python3", "-c", source])
-        elif request.param == "run":
+        # Memory, processes and files of the interpreter are limited when it starts.
+        box = make_box(limits=limits, workspace_mb=8) if request.param == "run" else shared.box
+        if request.param == "run":
             result = box.run(source)
+        elif request.param == "exec":
+            result = box.exec(["python3", "-c", source], limits=limits)
         else:
             body = "".join(f"    {line}\n" for line in source.splitlines())
-            result = box.call(f"def f():\n{body}", "f")
+            result = box.call(f"def f():\n{body}", "f", limits=limits)
         assert box.exec(["echo", "works"], limits=Limits()).stdout == b"works\n"
         return result
 
@@ -184,8 +188,9 @@ for name in os.listdir('/workspace'):
 """
 
 
-def test_number_of_files_on_disk(door: Door) -> None:
-    assert door(INODES, memory_mb=512).stdout.split() == [str(errno.ENOSPC).encode()]
+def test_number_of_files_on_disk(shared: Shared) -> None:
+    for result in (shared.box.exec(["python3", "-c", INODES]), shared.pool.map([INODES])[0]):
+        assert result.stdout.split() == [str(errno.ENOSPC).encode()]
 
 
 FILES = """

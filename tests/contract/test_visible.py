@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -17,27 +18,38 @@ from harena import Sandbox, SandboxPool
 Look = Callable[[str], Any]
 
 
+class Shared(Protocol):
+    box: Sandbox
+    pool: SandboxPool
+
+
 @pytest.fixture(params=["exec", "run", "call", "program"])
-def look(
-    request: pytest.FixtureRequest, make_box: Callable[..., Sandbox], make_pool: Callable[..., SandboxPool]
-) -> Look:
+def look(request: pytest.FixtureRequest, shared: Shared) -> Look:
     """Evaluates an expression in a guest, by every door; `os` and `read` are there."""
+    return lambda expression: see(request.param, shared, expression)
+
+
+def see(door: str, where: Shared, expression: str) -> Any:
     prelude = "import json, os\ndef read(path):\n    return open(path).read()\n"
+    source = f"{prelude}print(json.dumps({expression}))"
+    if door == "exec":
+        result = where.box.exec(["python3", "-c", source])
+    elif door == "run":
+        result = where.box.run(source)
+    elif door == "call":
+        result = where.box.call(f"{prelude}def f():\n    print(json.dumps({expression}))", "f")
+    else:
+        result = where.pool.map([source])[0]
+    assert result.ok, result
+    return json.loads(result.stdout)
 
-    def see(expression: str) -> Any:
-        source = f"{prelude}print(json.dumps({expression}))"
-        if request.param == "exec":
-            result = make_box().exec(["python3", "-c", source])
-        elif request.param == "run":
-            result = make_box().run(source)
-        elif request.param == "call":
-            result = make_box().call(f"{prelude}def f():\n    print(json.dumps({expression}))", "f")
-        else:
-            result = make_pool().map([source])[0]
-        assert result.ok, result
-        return json.loads(result.stdout)
 
-    return see
+@dataclass
+class Fresh:
+    """A box and a pool made after what they must not see was put there."""
+
+    box: Sandbox
+    pool: SandboxPool
 
 
 STATUS = "dict(line.split(':\\t', 1) for line in read('/proc/self/status').splitlines())"
@@ -105,19 +117,20 @@ def test_devices_are_the_harmless_ones(look: Look) -> None:
     assert look("[open('/dev/null', 'w').write('x'), len(open('/dev/urandom', 'rb').read(8))]") == [1, 8]
 
 
-def test_no_descriptor_of_the_host_is_inherited(look: Look) -> None:
-    leak = os.open(os.devnull, os.O_RDONLY)
+@pytest.mark.parametrize("door", ["exec", "run", "call", "program"])
+def test_no_descriptor_of_the_host_is_inherited(
+    make_box: Callable[..., Sandbox], make_pool: Callable[..., SandboxPool], door: str
+) -> None:
+    leak = os.open("/etc/hostname", os.O_RDONLY)
     os.set_inheritable(leak, True)
     try:
-        links = look(
-            "[os.readlink(p) for fd in os.listdir('/proc/self/fd') if os.path.lexists(p := f'/proc/self/fd/{fd}')]"
-        )
+        fds = "os.listdir('/proc/self/fd')"
+        where = Fresh(make_box(), make_pool(warm=0))
+        links = see(door, where, f"[os.readlink(p) for n in {fds} if os.path.lexists(p := '/proc/self/fd/' + n)]")
     finally:
         os.close(leak)
-    outside = [
-        link for link in links if link.startswith("/") and not link.startswith(("/proc/", "/dev/null", "/workspace"))
-    ]
-    assert outside == []
+    own = ("/proc/", "/dev/null", "/workspace", "/memfd:")
+    assert [link for link in links if link.startswith("/") and not link.startswith(own)] == []
     assert len(links) <= 7
     assert sum(link.startswith("socket:") for link in links) <= 2, "the interpreter has two, to speak and to be forked"
 
@@ -127,9 +140,15 @@ def test_network_is_a_loopback_at_most(look: Look) -> None:
     assert names in (["lo"], [])
 
 
-def test_environment_is_made_for_the_box(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("door", ["exec", "run", "call", "program"])
+def test_environment_is_made_for_the_box(
+    make_box: Callable[..., Sandbox],
+    make_pool: Callable[..., SandboxPool],
+    monkeypatch: pytest.MonkeyPatch,
+    door: str,
+) -> None:
     monkeypatch.setenv("HARENA_TEST_SECRET", "s3cret")
-    seen = look("dict(os.environ)")
+    seen = see(door, Fresh(make_box(), make_pool(warm=0)), "dict(os.environ)")
     assert "s3cret" not in seen.values()
     assert (seen["HOME"], seen["USER"], seen["TMPDIR"]) == ("/workspace", "box", "/tmp")
     assert set(seen) <= {"PATH", "HOME", "USER", "TMPDIR", "LANG", "PYTHONDONTWRITEBYTECODE", "LC_CTYPE", "PWD"}

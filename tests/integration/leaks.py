@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -24,13 +25,24 @@ def settle(look: Callable[[], T], wanted: T, within_s: float = 5.0) -> T:
 
 
 def descriptors() -> list[str]:
-    """What this process has open. A list and not a count, so that a failure shows what leaked."""
-    gc.collect()
+    """What this process has open."""
     found: list[str] = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             found.append(os.readlink(f"/proc/self/fd/{fd}").partition(":")[0])
     return sorted(found)
+
+
+def leaked(before: list[str], within_s: float = 5.0) -> list[str]:
+    """What is open now and was not before, also after a moment; shows what leaked and not only how much."""
+
+    def look() -> list[str]:
+        found = sorted((Counter(descriptors()) - Counter(before)).elements())
+        if found:
+            gc.collect()
+        return found
+
+    return settle(look, [], within_s)
 
 
 def boxes_of(pid: int) -> list[str]:

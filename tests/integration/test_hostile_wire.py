@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from leaks import descriptors, settle
+from leaks import descriptors, leaked, settle
 
 from harena import BoxFileError, BoxLost, HarenaError, Limits, Result, Sandbox, SandboxPool, Spec, Verdict, WireError
 from harena.sandbox import backend, session, wire
@@ -190,7 +190,7 @@ def guests(make: Callable[[], Guest]) -> Iterator[None]:
         del backend.BACKENDS["hostile"]
         session._load.cache_clear()  # pyright: ignore[reportPrivateUsage]
     assert settle(lambda: threading.active_count() <= threads, True, 1), "a socket to a guest was left open"
-    assert settle(descriptors, before, 1) == before
+    assert leaked(before, 1) == []
 
 
 @contextlib.contextmanager

@@ -11,12 +11,25 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from leaks import alive, boxes_of, descendants, descriptors, keepers, new_marker, settle, traces, with_marker
+from leaks import alive, boxes_of, descendants, descriptors, keepers, leaked, new_marker, settle, traces, with_marker
 
-from harena import BoxClosed, BoxError, Clocks, Limits, QueueTimeout, Retry, Sandbox, SandboxPool, SpecError
+from harena import (
+    BoxClosed,
+    BoxError,
+    Clocks,
+    Limits,
+    QueueTimeout,
+    Retry,
+    Sandbox,
+    SandboxPool,
+    SpecError,
+    StartTimeout,
+)
+from harena.backends.local import backend as local
 
 # ---- the host process dies ----
 
@@ -130,7 +143,7 @@ if not child:
     try:
         box.exec(["true"])
     except BoxError as error:
-        print("refused", os.getpid(), flush=True)
+        os.write(1, b"refused %d\\n" % os.getpid())
     signal.pause()
 """
 
@@ -192,7 +205,7 @@ def test_fifty_boxes_leave_no_descriptor_process_thread_or_trace() -> None:
     before, threads, boxes = descriptors(), threading.active_count(), boxes_of(os.getpid())
     with ThreadPoolExecutor(4) as executor:
         list(executor.map(use, range(50)))
-    assert descriptors() == before
+    assert leaked(before) == []
     assert keepers() == 0
     assert boxes_of(os.getpid()) == boxes
     assert threading.active_count() == threads
@@ -210,7 +223,7 @@ def test_pools_leave_no_descriptor_process_or_trace() -> None:
     for _ in range(3):
         work()
     assert settle(keepers, 0) == 0
-    assert settle(descriptors, before) == before
+    assert leaked(before) == []
     assert boxes_of(os.getpid()) == boxes
 
 
@@ -236,16 +249,23 @@ def test_box_that_is_killed_from_outside_is_lost_and_leaves_nothing(victim: str)
         assert other.exec(["true"]).ok
 
 
-def test_start_that_takes_too_long_is_told_and_leaves_nothing() -> None:
-    with Sandbox():
-        pass
+@pytest.mark.timeout(30)
+def test_start_that_takes_too_long_is_told_in_time_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = new_marker()
+    silent = tmp_path / "launcher"
+    silent.write_text(f"#!/bin/sh\nexec sleep {marker}\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(local, "LAUNCHER", silent)
     before, boxes = descriptors(), boxes_of(os.getpid())
-    with pytest.raises(TimeoutError) as caught:
-        Sandbox(clocks=Clocks(start_s=0))
-    assert isinstance(caught.value, BoxError)
+    started = time.monotonic()
+    with pytest.raises(StartTimeout, match=r"start_s=0\.3") as caught:
+        Sandbox(clocks=Clocks(start_s=0.3))
+    assert time.monotonic() - started < 20
     assert caught.value.retry is Retry.SAFE
-    assert settle(descriptors, before) == before
-    assert settle(keepers, 0) == 0
+    assert settle(lambda: with_marker(marker), 0) == 0
+    assert leaked(before) == []
     assert boxes_of(os.getpid()) == boxes
 
 

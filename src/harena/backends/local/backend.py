@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import secrets
+import signal
 import socket
 import struct
 import threading
@@ -90,7 +91,7 @@ class LocalBox:
             words += ["cgroup", str(folder)]
             if self._place.version == 2:
                 words += ["join", str(folder / "init" / "cgroup.procs")]
-        words += ["record", str(registry.record(self.id))]
+        words += ["record", str(registry.record(self.id, self._cgroups))]
         self._keeper = -1
         launch: bubblewrap.Launch | None = None
         ours, theirs = socket.socketpair()
@@ -110,6 +111,8 @@ class LocalBox:
             self._configure(self.init)
         except BaseException:
             ours.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._keeper, signal.SIGKILL)  # it may be what takes so long
             self._reap()
             self._clean_up()
             raise
@@ -213,7 +216,8 @@ class LocalBox:
             self._keeper = -1
 
     def _clean_up(self) -> None:
-        cgroups.remove(self._place, self.id)
+        for folder in self._cgroups:
+            cgroups.remove(folder)
         (registry.folder() / self.id).unlink(missing_ok=True)
 
 

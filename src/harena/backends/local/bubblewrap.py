@@ -69,8 +69,8 @@ class Translation:
     """A plan in bubblewrap's terms."""
 
     args: list[str] = field(default_factory=list[str])
-    sources: list[str] = field(default_factory=list[str])
-    """What the box sees of the host; root's bubblewrap finds them where the keeper binds them."""
+    sources: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """What the box sees of the host, and ro or rw; root's bubblewrap finds them where the keeper binds them."""
     files: list[str] = field(default_factory=list[str])
     """Texts that bubblewrap copies, from descriptors that count up from FIRST_FILE."""
     steps: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
@@ -130,7 +130,7 @@ def translate(words: list[str]) -> Translation:
             case ["bind", source, target, mode]:
                 found = f"{keeper.STAGE}/{len(made.sources)}" if staged else source
                 made.args += ["--bind" if mode == "rw" else "--ro-bind", found, target]
-                made.sources.append(source)
+                made.sources.append((source, mode))
                 if any(target.startswith(place + "/") for place in places):
                     made.steps.append(("again", target, ""))
             case _:
@@ -145,13 +145,14 @@ def order(bwrap: Path, made: Translation, executable: str) -> list[str]:
     if "uid" in made.told[::2]:  # that user may not reach this file either
         home = bwrap.parents[2] if bwrap.parent.name == "_bin" else bwrap.parent  # its libraries are beside the package
         binary = f"{keeper.STAGE}/{len(sources)}/{bwrap.relative_to(home)}"
-        sources.append(str(home))
+        sources.append((str(home), "ro"))
     agent = [executable, "-I", "-S", "-B", f"{plan.AGENT}/guest.py", "--loop", str(keeper.CONTROL)]
     args = [*OPTIONS, *made.args, "--", *agent, json.dumps(made.steps)]
     words = ["bwrap", binary, *made.told]
-    for verb, values in (("source", sources), ("arg", args)):
-        for value in values:
-            words += [verb, value]
+    for source, mode in sources:
+        words += ["source", source, "mode", mode]
+    for arg in args:
+        words += ["arg", arg]
     return words
 
 
@@ -191,7 +192,7 @@ def _memory(text: str) -> int:
 
 
 def _spawn(argv: list[str], inherited: list[int], stderr: int) -> int:
-    """Starts a program with these descriptors as 3, 4, … and nothing else of ours."""
+    """Starts the keeper with these descriptors as 3, 4, … and nothing else of ours."""
     with ExitStack() as stack:
         null = os.open(os.devnull, os.O_RDWR)
         stack.callback(os.close, null)
@@ -200,4 +201,4 @@ def _spawn(argv: list[str], inherited: list[int], stderr: int) -> int:
             high.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + len(inherited)))
             stack.callback(os.close, high[-1])
         actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(high)]
-        return os.posix_spawn(argv[0], argv, {}, file_actions=actions)
+        return os.posix_spawn(argv[0], argv, {}, file_actions=actions, setsigmask=keeper.SIGNALS)

@@ -58,13 +58,11 @@ def make(place: Place, box: str, uid: int) -> list[Path]:
     return folders
 
 
-def remove(place: Place, box: str) -> None:
-    """Removes a dead box's folders; a keeper that is still at work may be faster."""
-    for parent in place.parents:
-        folder = parent / f"{PREFIX}{box}"
-        for path in (*folder.glob("*/"), folder):
-            with contextlib.suppress(OSError):
-                path.rmdir()
+def remove(folder: Path) -> None:
+    """Removes a dead box's folder; a keeper that is still at work may be faster."""
+    for path in (*folder.glob("*/"), folder):
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def _own_groups() -> dict[str, str]:

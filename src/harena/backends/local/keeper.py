@@ -5,7 +5,8 @@ A program of its own, run as `python -I -S keeper.py` with its order on descript
 socket as 4; it imports little, because every box waits for it. The order is NUL-ended words in pairs:
   bwrap PATH | arg WORD       what to execute, with descriptors 4 and up
   uid NUMBER                  as whom: where root is the host, no process of a box is root's
-  source PATH                 for such a user, root binds these to STAGE/0, STAGE/1, …, where that user can reach them
+  source PATH | mode ro|rw    for such a user, root binds these to STAGE/0, STAGE/1, …, where that user can reach them;
+                              what is rw belongs to that user there, and on the disk to whom it belonged
   join PATH                   a cgroup.procs file to write the box's first process into
   cgroup PATH | record PATH   to be removed in the end
 """
@@ -13,14 +14,19 @@ socket as 4; it imports little, because every box waits for it. The order is NUL
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import struct
 import sys
 import time
 
 ORDER, CONTROL = 3, 4
 STAGE = "/tmp"
 """Where the sources are bound, in a mount namespace that only bubblewrap sees; any folder that exists everywhere."""
-NEWNS, PRIVATE, BIND, REC, NOSUID, NODEV = 0x20000, 1 << 18, 4096, 16384, 2, 4
+NEWNS, NEWUSER, PRIVATE, BIND, REC, NOSUID, NODEV = 0x20000, 0x10000000, 1 << 18, 4096, 16384, 2, 4
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What must not end a keeper before its box; blocked from its birth by whoever starts it."""
+EMPTY_PATH, AT_FDCWD, IDMAP = 0x1000, -100, 0x100000
 
 
 def main() -> None:
@@ -43,7 +49,8 @@ def main() -> None:
         finally:
             os._exit(111)
     os.close(tell)
-    ignore_signals()
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     try:
         if "join" in order:
             join(told, order["join"])
@@ -52,7 +59,7 @@ def main() -> None:
         print(f"cannot join the cgroup: {error}", file=sys.stderr, flush=True)
         os.kill(pid, 9)
     os.closerange(0, 256)
-    status = os.waitpid(pid, 0)[1]
+    status = await_end(pid)
     for folder in order.get("cgroup", []):
         remove_tree(folder)
     try:
@@ -61,17 +68,22 @@ def main() -> None:
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def ignore_signals() -> None:
-    import signal
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+def await_end(pid: int) -> int:
+    """The status of bubblewrap, once all of the box has ended: what a killed one started outlives it a little."""
+    Kernel().adopt_orphans()
+    status = 0
+    while True:
+        try:
+            ended, how = os.wait()
+        except ChildProcessError:
+            return status
+        status = how if ended == pid else status
 
 
 def start(order: dict[str, list[str]], tell: int, wait: int) -> None:
     if "uid" in order:
         uid = int(order["uid"][0])
-        stage(order.get("source", []))
+        stage(order["source"], order["mode"], uid)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -80,34 +92,93 @@ def start(order: dict[str, list[str]], tell: int, wait: int) -> None:
         argv += ["--info-fd", str(tell), "--block-fd", str(wait)]
         os.set_inheritable(tell, True)
         os.set_inheritable(wait, True)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.execve(argv[0], argv + order["arg"], {})
 
 
-def stage(sources: list[str]) -> None:
-    import ctypes
+class Kernel:
+    """The system calls that Python has no name for."""
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    text = ctypes.c_char_p
-    libc.mount.argtypes = [text, text, text, ctypes.c_ulong, text]
+    def __init__(self) -> None:
+        import ctypes
 
-    def mount(source: bytes | None, target: str, kind: bytes | None, flags: int, options: bytes | None = None) -> None:
-        if libc.mount(source, os.fsencode(target), kind, flags, options):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), target)
+        self._ctypes = ctypes
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.syscall.argtypes = [ctypes.c_long] * 7
+        self._libc.syscall.restype = ctypes.c_long
+        text = ctypes.c_char_p
+        self._libc.mount.argtypes = [text, text, text, ctypes.c_ulong, text]
 
-    if libc.unshare(NEWNS):
-        raise OSError(ctypes.get_errno(), "make a mount namespace")
-    mount(None, "/", None, REC | PRIVATE)
+    def _check(self, result: int, what: str) -> int:
+        if result < 0:
+            number = self._ctypes.get_errno()
+            raise OSError(number, os.strerror(number), what)
+        return result
+
+    def unshare(self, flags: int) -> None:
+        self._check(self._libc.unshare(flags), "make namespaces")
+
+    def adopt_orphans(self) -> None:
+        self._check(self._libc.prctl(36, 1, 0, 0, 0), "adopt orphans")
+
+    def mount(self, source: bytes | None, target: str, kind: bytes | None, flags: int, options: bytes | None) -> None:
+        self._check(self._libc.mount(source, os.fsencode(target), kind, flags, options), f"mount {target}")
+
+    def mount_as(self, source: int, owner: int, target: str) -> None:
+        """Binds a folder so that what is its owner's on the disk is somebody else's in the mount."""
+        empty, path = (self._ctypes.create_string_buffer(word) for word in (b"", os.fsencode(target)))
+        attributes = self._ctypes.create_string_buffer(struct.pack("<QQQQ", IDMAP, 0, 0, owner), 32)
+        at, to, what = (self._ctypes.addressof(room) for room in (empty, path, attributes))
+
+        def call(number: int, *args: int) -> int:
+            return self._check(self._libc.syscall(number, *args, *[0] * (6 - len(args))), f"mount {target}")
+
+        tree = call(428, source, at, 1 | EMPTY_PATH | os.O_CLOEXEC)  # open_tree
+        call(442, tree, at, EMPTY_PATH, what, 32)  # mount_setattr
+        call(429, tree, at, AT_FDCWD, to, 4)  # move_mount
+        os.close(tree)
+
+
+def stage(sources: list[str], modes: list[str], uid: int) -> None:
+    kernel = Kernel()
+    kernel.unshare(NEWNS)
+    kernel.mount(None, "/", None, REC | PRIVATE, None)
     opened = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources]
-    mount(b"tmpfs", STAGE, b"tmpfs", NOSUID | NODEV, b"mode=755")
-    for number, fd in enumerate(opened):
-        target = f"{STAGE}/{number}"
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
+    kernel.mount(b"tmpfs", STAGE, b"tmpfs", NOSUID | NODEV, b"mode=755")
+    for number, (fd, mode) in enumerate(zip(opened, modes, strict=True)):
+        target, info = f"{STAGE}/{number}", os.fstat(fd)
+        if stat.S_ISDIR(info.st_mode):
             os.mkdir(target, 0o755)
         else:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-        mount(b"/proc/self/fd/%d" % fd, target, None, BIND | REC)
+        if mode == "rw":
+            owner = owner_as(kernel, info, uid)
+            kernel.mount_as(fd, owner, target)
+            os.close(owner)
+        else:
+            kernel.mount(b"/proc/self/fd/%d" % fd, target, None, BIND | REC, None)
         os.close(fd)
+
+
+def owner_as(kernel: Kernel, info: os.stat_result, uid: int) -> int:
+    """A user namespace in which the owner of a file is this user."""
+    made, make = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        kernel.unshare(NEWUSER)
+        os.write(make, b"x")
+        while True:
+            time.sleep(60)
+    os.read(made, 1)
+    for file, id in (("uid_map", info.st_uid), ("gid_map", info.st_gid)):
+        with open(f"/proc/{pid}/{file}", "w") as maps:
+            maps.write(f"{id} {uid} 1")
+    fd = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    os.close(made)
+    os.close(make)
+    return fd
 
 
 def join(told: int, files: list[str]) -> None:
@@ -129,11 +200,11 @@ def remove_tree(folder: str) -> None:
                 remove_tree(entry.path)
     except OSError:
         return
-    for _ in range(200):
+    for tries in range(100):
         try:
             return os.rmdir(folder)
         except OSError:
-            time.sleep(0.001)
+            time.sleep(0.0005 * tries)
     return None
 
 

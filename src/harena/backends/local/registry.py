@@ -34,32 +34,30 @@ def folder() -> Path:
     return path
 
 
-def record(box: str) -> Path:
+def record(box: str, cgroups: list[Path]) -> Path:
+    """Who owns the box, and where it has cgroups: a sweeper may be one that would not look there."""
     path = folder() / box
-    path.write_text(f"{os.getpid()} {_started(os.getpid())}\n")
+    path.write_text("\n".join([f"{os.getpid()} {_started(os.getpid())}", *map(str, cgroups)]) + "\n")
     return path
 
 
 def sweep() -> int:
     """Removes what boxes left whose owner is gone and whose keeper had no chance. Returns how many."""
-    alive: set[str] = set()
-    stale: list[Path] = []
+    swept = 0
     for path in folder().iterdir():
         try:
-            pid, started = path.read_text().split()
+            owner, *groups = path.read_text().splitlines()
+            pid, started = owner.split()
         except (OSError, ValueError):
             continue
         if _started(int(pid)) == started:
-            alive.add(path.name)
-        else:
-            stale.append(path)
-    if not stale:
-        return 0
-    place = cgroups.find()
-    for path in stale:
-        cgroups.remove(place, path.name)
-        path.unlink(missing_ok=True)
-    return len(stale)
+            continue
+        for group in groups:
+            cgroups.remove(Path(group))
+        if not any(map(os.path.exists, groups)):
+            path.unlink(missing_ok=True)
+            swept += 1
+    return swept
 
 
 def _started(pid: int) -> str:
