@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import time
@@ -25,7 +26,7 @@ HOSTILE = {
 
 def programs(rng: random.Random) -> Iterator[tuple[str, Verdict, bytes]]:
     while True:
-        number = rng.randrange(10**6)
+        number = rng.randrange(10**4)
         chance = rng.random()
         for verdict, (share, sources) in HOSTILE.items():
             if chance < share:
@@ -44,12 +45,17 @@ def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
     counts: Counter[Verdict] = Counter()
     sizes: list[tuple[float, float]] = []
     boxes, below = list[str](), set[tuple[int, str]]()
+    slow = 0
     started = time.monotonic()
     with SandboxPool(warm=2) as pool:
         for done in range(0, TOTAL, BATCH):
             batch = [next(source) for _ in range(min(BATCH, TOTAL - done))]
             results = pool.map([program for program, _, _ in batch], limits=LIMITS)
             for (program, verdict, stdout), result in zip(batch, results, strict=True):
+                if result.verdict is Verdict.TIME and verdict is not Verdict.TIME:
+                    # So short a clock may run out on a busy machine; with time enough the verdict must be right.
+                    slow += 1
+                    (result,) = pool.map([program], limits=dataclasses.replace(LIMITS, wall_s=20))
                 counts[result.verdict] += 1
                 assert result.verdict is verdict, (program, result)
                 assert result.stdout == stdout
@@ -67,6 +73,7 @@ def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
     assert settle(lambda: traces(boxes), []) == []
     assert settle(keepers, 0) == 0
     assert leaked(before) == []
+    assert slow <= TOTAL / 50
     early = sizes[min(len(sizes) - 1, 2)]
     assert sizes[-1][0] < early[0] * 1.2 + 8, "the host's memory grew"
     assert sizes[-1][1] < early[1] * 1.5 + 32, "the boxes' memory grew"

@@ -1465,7 +1465,9 @@ class Loop:
     def end_waiting(self, job):
         """A program has said its last word. What it used is asked for first: the kernel does not tell of the killed."""
         pid = self.find(job.id)[1]
-        job.peak_kb, job.cpu_ns = max(job.peak_kb, peak_of(pid)), max(job.cpu_ns, cpu_of(pid) or 0)
+        own_ns, entry = cpu_of(pid), look_at(pid)
+        if own_ns is not None and entry is not None:
+            job.cpu_ns, job.peak_kb = max(job.cpu_ns, own_ns + entry[4]), max(job.peak_kb, peak_of(pid))
         os.kill(job.pid, 9)
 
     def kill(self, job, why):
@@ -1560,9 +1562,11 @@ class Loop:
         seen = {int(pid): entry for pid in os.listdir("/proc") if pid.isdigit() and (entry := look_at(pid))}
         template = seen.get(self.template_job.pid) if self.template_job else None
         totals = {job: [0, 0, 0] for job in self.jobs}
-        for pid, (_, cpu_ns, rss_kb, threads) in seen.items():
+        members = {job: [] for job in self.jobs}
+        for pid, (_, cpu_ns, rss_kb, threads, _) in seen.items():
             job = None if pid in inits else self.job_of(pid, seen, inits)
             if job is not None:
+                members[job].append(pid)
                 shared = template[2] if template and job.spec.kind != EXEC else 0
                 for number, value in enumerate((cpu_ns, max(0, rss_kb - shared), threads)):
                     totals[job][number] += value
@@ -1574,7 +1578,7 @@ class Loop:
             job.peak_kb, job.cpu_ns = max(job.peak_kb, rss_kb), cpu_ns
             if threads >= job.spec.processes:
                 job.hits |= 4
-            if job.spec.memory and not job.slot and rss_kb * 1024 > job.spec.memory:
+            if job.spec.memory and not job.slot and rss_kb * 1024 > job.spec.memory < 1024 * share_kb(members[job]):
                 self.kill(job, ENDED_MEMORY)
             elif job.spec.cpu_ns and cpu_ns > job.spec.cpu_ns + job.cpu_base:
                 self.kill(job, ENDED_CPU)
@@ -1593,12 +1597,18 @@ class Loop:
 
 
 def look_at(pid):
-    """Parent, CPU time, resident memory, threads of a process."""
+    """Parent, CPU time, resident memory, threads of a process, and the CPU time of the children it has waited for."""
     fields = take(f"/proc/{pid}/stat").rpartition(b")")[2].split()  # its name may hold anything
     if len(fields) < 22:
         return None
-    cpu_ns = sum(map(int, fields[11:15])) * TICK_NS
-    return int(fields[1]), cpu_ns, int(fields[21]) * PAGE_KB, 0 if fields[0] == b"Z" else int(fields[17])
+    used_ns, reaped_ns = (sum(map(int, fields[at : at + 2])) * TICK_NS for at in (11, 13))
+    threads = 0 if fields[0] == b"Z" else int(fields[17])
+    return int(fields[1]), used_ns + reaped_ns, int(fields[21]) * PAGE_KB, threads, reaped_ns
+
+
+def share_kb(pids):
+    """What processes have, with a page that several share counted once."""
+    return sum(number_after(b"\nPss:", f"/proc/{pid}/smaps_rollup") for pid in pids)
 
 
 def cpu_of(pid):
@@ -1610,7 +1620,11 @@ def cpu_of(pid):
 
 
 def peak_of(pid):
-    words = take(f"/proc/{pid}/status").partition(b"VmHWM:")[2].split()
+    return number_after(b"\nVmHWM:", f"/proc/{pid}/status")
+
+
+def number_after(name, path):
+    words = take(path).partition(name)[2].split()
     return int(words[0]) if words else 0
 
 
