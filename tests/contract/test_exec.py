@@ -53,6 +53,27 @@ def test_stdout_and_stderr_come_apart(box: Sandbox) -> None:
     assert (result.stdout, result.stderr) == (b"out\nout\n", b"err\n")
 
 
+def test_bare_name_is_looked_up_in_the_path_that_the_command_gets(box: Sandbox) -> None:
+    box.write("one/tool", b"#!/bin/sh\necho one", mode=0o755)
+    box.write("two/tool", b"echo two $1", mode=0o755)  # without a first line, as a shell takes it
+    box.write("bad/tool", b"#!/bin/sh\necho bad", mode=0o644)
+    assert box.exec(["tool"], env={"PATH": "/workspace/one:/workspace/two"}).stdout == b"one\n"
+    assert box.exec(["tool", "x"], env={"PATH": "/nowhere:/workspace/bad:/workspace/two:/bin"}).stdout == b"two x\n"
+    assert box.exec(["tool"], env={"PATH": ":/bin"}, cwd="one").stdout == b"one\n"
+    assert box.exec(["tool"], env={"PATH": "/workspace/bad"}).exit_code == 126
+    assert box.exec(["tool"]).exit_code == 127
+
+
+def test_python_of_the_box_is_the_one_of_its_spec(box: Sandbox) -> None:
+    seen = box.exec(["python3", "-c", "import sys; print(sys.base_prefix)"]).stdout.decode().strip()
+    assert seen == box.run("import sys; print(sys.base_prefix)").stdout.decode().strip()
+
+
+def test_wall_time_is_that_of_the_command(box: Sandbox) -> None:
+    for _ in range(3):
+        assert 0.05 <= box.exec(["sleep", "0.05"]).usage.wall_s < 5
+
+
 def test_environment_adds_to_the_boxs_own(box: Sandbox) -> None:
     result = box.exec(["sh", "-c", 'echo "$A|$HOME|$USER"'], env={"A": "1 2", "USER": "me"})
     assert result.stdout == b"1 2|/workspace|me\n"

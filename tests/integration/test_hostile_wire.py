@@ -743,6 +743,11 @@ def test_interpreter_that_writes_to_its_own_socket_fools_nobody(words: str) -> N
             box.run(source)
         assert box.exec(["echo", "works"]).stdout == b"works\n"
         result = box.run("print('works')")
+        if (
+            result.verdict is Verdict.SIGNAL
+        ):  # among the descriptors is the one for forks: it was ended for its noise there
+            assert "the interpreter has ended" in result.detail
+            result = box.run("print('works')")
         assert (result.verdict, result.stdout) == (Verdict.OK, b"works\n")
 
 

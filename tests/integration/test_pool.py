@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -92,6 +93,13 @@ def test_limit_that_one_program_met_and_survived_is_not_the_next_ones(pool: Sand
     assert all(result.ok for result in pool.map([COPES[name]] * 12, limits=limits))
     for result in pool.map(["raise ValueError('x')"] * 12, limits=limits):
         assert result.verdict is Verdict.EXIT, result
+
+
+def test_fork_bombs_do_not_colour_the_verdicts_of_their_neighbours(pool: SandboxPool) -> None:
+    bomb, sleeper = "import os\nwhile True: os.fork()", "import os; os.read(os.pipe()[0], 1)"
+    results = pool.map([bomb, sleeper] * 40, limits=Limits(wall_s=0.25, memory_mb=64, processes=16))
+    assert Counter(result.verdict for result in results[::2]) == {Verdict.PROCESSES: 40}
+    assert Counter(result.verdict for result in results[1::2]) == {Verdict.TIME: 40}
 
 
 @both

@@ -21,7 +21,7 @@ from collections import deque
 from harena.errors import BoxLost, Retry, WireError
 from harena.sandbox import wire
 
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 16  # a larger one is mapped and unmapped by malloc for each read
 MAX_ANSWERS = 4
 """Kept for one request; none has more than three."""
 TICK_S = 1.0

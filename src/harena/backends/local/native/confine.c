@@ -13,19 +13,25 @@
 
 struct config config = {.cgroup_memory = -1, .cgroup_pids = -1, .cgroup_v2 = -1};
 
-int drop_capabilities(void) {
-  struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
-  struct __user_cap_data_struct none[2];
-  memset(none, 0, sizeof none);
-  if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) && errno != EINVAL) return -1;
+static int drop_bounds(void) {
   for (int cap = 0; cap < 64; cap++)
     if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) {
       if (errno == EINVAL) break; /* past the last capability of this kernel */
       if (errno != EPERM) return -1;
       break; /* without CAP_SETPCAP: there is nothing to gain from the bounding set under no_new_privs */
     }
+  return 0;
+}
+
+static int drop_held(void) {
+  struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+  struct __user_cap_data_struct none[2];
+  memset(none, 0, sizeof none);
+  if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) && errno != EINVAL) return -1;
   return syscall(SYS_capset, &head, none);
 }
+
+int drop_capabilities(void) { return drop_bounds() || drop_held() ? -1 : 0; }
 
 int stay_on_cpu(int cpu) {
   cpu_set_t one;
@@ -70,9 +76,8 @@ int landlock_abi(void) {
 /* A second wall behind the read-only mounts. Programs that share a box's network namespace must not meet on abstract
  * sockets: they get a scope of their own. A forkable interpreter's forks will have files on mounts that are not there
  * yet, and a rule cannot name those: it may write wherever the mounts let it. */
-static int landlock(const struct spawn *spec) {
+static int landlock_ruleset(const struct spawn *spec) {
   int abi = landlock_abi();
-  if (abi < 1) return 0; /* the kernel has none: the mount namespace is the wall */
   struct {
     uint64_t fs, net, scoped;
   } rules = {landlock_rights(abi), 0, spec->flags & SPAWN_FRESH_FS ? LANDLOCK_SCOPE_ABSTRACT : 0};
@@ -81,9 +86,11 @@ static int landlock(const struct spawn *spec) {
   int failed = landlock_allow(ruleset, "/", spec->flags & SPAWN_FORKABLE ? rules.fs : LANDLOCK_READ);
   for (const char *path = config.write_paths; !failed && *path; path += strlen(path) + 1)
     failed = landlock_allow(ruleset, path, rules.fs);
-  failed = failed || syscall(SYS_landlock_restrict_self, ruleset, 0);
+  if (!failed) return ruleset;
+  int number = errno;
   close(ruleset);
-  return failed ? -1 : 0;
+  errno = number;
+  return -1;
 }
 
 static int limit(int which, uint64_t value) {
@@ -114,23 +121,53 @@ static int limit_data(const struct spawn *spec) {
 }
 
 /* counted: a cgroup bounds the processes, and its refusals can be told from other failures; the rlimit stands behind. */
-const char *confine(const struct spawn *spec, int counted) {
+static const char *bound(const struct spawn *spec, int counted) {
   if (sched_setaffinity(0, sizeof config.all_cpus, &config.all_cpus)) return "processors";
   if (limit(RLIMIT_CORE, 0) || limit(RLIMIT_NOFILE, spec->nofile) || limit(RLIMIT_MEMLOCK, 8 << 20) || limit(RLIMIT_RTPRIO, 0)) return "rlimits";
   uint64_t processes = (uint64_t)spec->processes + 1; /* + the job's init */
   if (limit(RLIMIT_NPROC, counted ? 2 * processes : processes)) return "rlimit processes";
   if (spec->cpu_ns && limit(RLIMIT_CPU, spec->cpu_ns / 1000000000ull + 2)) return "rlimit cpu";
-  if (limit_data(spec)) return "rlimit data";
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return "no_new_privs";
-  if (landlock(spec)) return "landlock";
-  if (drop_capabilities()) return "capabilities";
-  if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) return "dumpable";
+  return limit_data(spec) ? "rlimit data" : NULL;
+}
+
+static const char *filter_calls(const struct spawn *spec) {
   const struct profile_filter *filter = &config.filter[spec->profile];
   if (!filter->count) {
     errno = ENOENT;
     return "seccomp filter not configured";
   }
   struct sock_fprog program = {.len = filter->count, .filter = filter->code};
-  if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)) return "seccomp";
-  return NULL;
+  return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) ? "seccomp" : NULL;
+}
+
+/* What an init made ahead can do for its command. It keeps its capabilities and stays outside the command's Landlock domain:
+ * either keeps the command from tracing it, and its memory is that of our loop. */
+const char *confine_ahead(const struct spawn *spec, int *ruleset) {
+  *ruleset = -1;
+  if (landlock_abi() >= 1 && (*ruleset = landlock_ruleset(spec)) < 0) return "landlock";
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return "no_new_privs";
+  if (drop_bounds()) return "capabilities";
+  return filter_calls(spec);
+}
+
+/* The rest of it, in the command itself. */
+const char *confine_after(const struct spawn *spec, int counted, int ruleset) {
+  const char *failed = bound(spec, counted);
+  if (failed) return failed;
+  if (ruleset >= 0 && syscall(SYS_landlock_restrict_self, ruleset, 0)) return "landlock";
+  return drop_held() ? "capabilities" : NULL;
+}
+
+const char *confine(const struct spawn *spec, int counted) {
+  int ruleset = -1;
+  const char *failed = bound(spec, counted);
+  if (failed) return failed;
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return "no_new_privs";
+  if (landlock_abi() >= 1) { /* else the kernel has none: the mount namespace is the wall */
+    if ((ruleset = landlock_ruleset(spec)) < 0 || syscall(SYS_landlock_restrict_self, ruleset, 0)) return "landlock";
+    close(ruleset);
+  }
+  if (drop_capabilities()) return "capabilities";
+  if (spec->kind != KIND_EXEC && prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) return "dumpable"; /* for a command execve does it */
+  return filter_calls(spec);
 }

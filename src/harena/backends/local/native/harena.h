@@ -162,6 +162,11 @@ struct job {
   struct job *above; /* the forkable job inside whose user namespace this one lives */
   int adopted;       /* a fork of `above`: its init is not our child */
   int waiting;       /* made ahead: its init has everything ready for a command and waits for one */
+  int sealed;        /* by confine_ahead, which left this */
+  int ruleset;
+  volatile int alone; /* said by such an init: the command has ended and left nothing running */
+  struct rusage usage; /* and what it used */
+  int condemned;     /* answered; killed at its deadline */
   int closing;       /* ends when the last fork inside it does */
 };
 extern struct job jobs[MAX_JOBS];
@@ -169,6 +174,8 @@ extern int jobs_end; /* no job is used from here on */
 
 /* confine.c */
 const char *confine(const struct spawn *spec, int counted); /* NULL, or the step that failed with errno set */
+const char *confine_ahead(const struct spawn *spec, int *ruleset); /* the same in two steps: by the init, and by its command */
+const char *confine_after(const struct spawn *spec, int counted, int ruleset);
 int drop_capabilities(void);
 int stay_on_cpu(int cpu);
 int landlock_abi(void); /* 0: the kernel has none */
@@ -177,6 +184,7 @@ int landlock_abi(void); /* 0: the kernel has none */
 int job_spawn(struct job *job, int (*become)(struct job *)); /* 0, or -1 with failed_step and errno set */
 int job_go(struct job *job); /* hands a command to an init that waits; as job_spawn */
 int job_exec(struct job *job);                               /* `become` for KIND_EXEC */
+extern int bell; /* rung by an init that is `alone` */
 void job_kill(struct job *job, uint32_t why);
 void job_free(struct job *job);
 void slot_read_hits(struct job *job);

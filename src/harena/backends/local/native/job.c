@@ -16,6 +16,7 @@
 
 struct job jobs[MAX_JOBS];
 int jobs_end;
+int bell = -1;
 static struct slot slots[SLOTS];
 static int views[MAX_VIEWS]; /* a pidfd of the process whose namespaces a view lives in, + 1; 0: none */
 
@@ -199,6 +200,17 @@ static const char *set_up_mounts(struct job *job) {
 
 static int (*become_of)(struct job *);
 
+/* Nothing but the init is left, so the answer need not wait for the kernel to take the namespaces down: we are killed
+ * when it is sent. */
+static void say_alone(struct job *job) {
+  static const uint64_t one = 1;
+  if (raw4(SYS_wait4, -1, 0, 0x40000000 | WNOHANG, 0) != -ECHILD) return;
+  raw4(SYS_getrusage, RUSAGE_CHILDREN, (long)&job->usage, 0, 0);
+  __atomic_store_n(&job->alone, 1, __ATOMIC_SEQ_CST);
+  raw4(SYS_write, bell, (long)&one, sizeof one, 0);
+  for (;;) raw4(SYS_ppoll, 0, 0, 0, 0);
+}
+
 static int init_main(void *arg) {
   struct job *job = arg;
   sigset_t all; /* a handler would run in memory that is not the guest's alone; SIGKILL comes through */
@@ -212,6 +224,8 @@ static int init_main(void *arg) {
   if (step) return fail(job, step);
   int made_ahead = job->waiting;
   if (made_ahead) {
+    if ((step = confine_ahead(&job->spec, &job->ruleset))) return fail(job, step);
+    job->sealed = 1;
     announce(job, 1);
     while (!__atomic_load_n(&job->go, __ATOMIC_SEQ_CST)) raw4(SYS_futex, (long)&job->go, FUTEX_WAIT, 0, 0);
   }
@@ -232,6 +246,7 @@ static int init_main(void *arg) {
     if ((uint64_t)usage.ru_maxrss > job->watched_peak_kb) job->watched_peak_kb = usage.ru_maxrss;
     if (pid != main_pid) continue;
     job->wstatus = status;
+    if (made_ahead) say_alone(job);
     if (tell < 0) break; /* else it stays for the forks that live inside it */
     static const uint64_t one = 1;
     raw4(SYS_write, tell, (long)&one, sizeof one, 0);
@@ -247,6 +262,34 @@ static int use_terminal(const struct job *job) {
   return setsid() < 0 || ioctl(job->child_in, TIOCSCTTY, 0) || ioctl(job->child_in, TIOCSWINSZ, &size);
 }
 
+/* A script without a first line that names its interpreter is the shell's. */
+static void exec_path(struct job *job, char *path) {
+  execve(path, job->argv, job->envp);
+  if (errno != ENOEXEC) return;
+  job->argv[-1] = "sh";
+  job->argv[0] = path;
+  execve("/bin/sh", job->argv - 1, job->envp);
+}
+
+/* Looks a bare name up in the command's own PATH: execvpe would take that of this process. Returns why none was found. */
+static int exec_found(struct job *job) {
+  char *name = job->argv[0], path[PATH_MAX];
+  const char *search = "/bin:/usr/bin";
+  int refused = 0;
+  if (strchr(name, '/')) return exec_path(job, name), errno;
+  for (char **entry = job->envp; *entry; entry++)
+    if (!strncmp(*entry, "PATH=", 5)) search = *entry + 5;
+  for (const char *end = search; *name; search = end + 1) {
+    end = strchrnul(search, ':');
+    int length = snprintf(path, sizeof path, "%.*s%s%s", (int)(end - search), search, end > search ? "/" : "./", name);
+    if (length < (int)sizeof path) exec_path(job, path);
+    if (errno == EACCES) refused = EACCES; /* as a shell does: look on, and remember */
+    else if (errno != ENOENT && errno != ENOTDIR) return errno;
+    if (!*end) break;
+  }
+  return refused ? refused : ENOENT;
+}
+
 static void exec_child(struct job *job) {
   sigset_t none;
   sigemptyset(&none);
@@ -256,12 +299,12 @@ static void exec_child(struct job *job) {
   else if (dup2(job->child_in, 0) < 0 || dup2(job->child_out, 1) < 0 || dup2(job->child_err, 2) < 0) job->failed_step = "stdio";
   else if (slot_join(job, 0)) job->failed_step = "join cgroup";
   else if (chdir(job->cwd)) job->exec_errno = errno;
-  else job->failed_step = confine(&job->spec, job->slot >= 0);
+  else job->failed_step = job->sealed ? confine_after(&job->spec, job->slot >= 0, job->ruleset) : confine(&job->spec, job->slot >= 0);
   job->failed_errno = errno;
   if (job->failed_step || job->exec_errno) _exit(127);
   syscall(SYS_close_range, 3, ~0u, 0);
-  execvpe(job->argv[0], job->argv, job->envp);
-  job->exec_errno = errno;
+  job->started_ns = now_ns();
+  job->exec_errno = exec_found(job);
   _exit(127);
 }
 
@@ -383,10 +426,14 @@ static void shut(int *fd) {
 void job_free(struct job *job) {
   int *owned[] = {&job->in, &job->out, &job->err, &job->res, &job->hand, &job->pidfd, &job->pty_master,
                   &job->child_in, &job->child_out, &job->child_err, &job->child_res, &job->child_hand, &job->child_extra,
-                  &job->forks, &job->child_forks, &job->tell};
+                  &job->forks, &job->child_forks, &job->tell, &job->ruleset};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) shut(owned[i]);
-  free(job->obuf.data), free(job->ebuf.data), free(job->rbuf.data), free(job->strings), free(job->argv);
-  if (job->slot >= 0) slots[job->slot].busy = 0;
+  free(job->obuf.data), free(job->ebuf.data), free(job->rbuf.data), free(job->strings);
+  if (job->argv) free(job->argv - 1);
+  if (job->slot >= 0) {
+    slot_read_hits(job); /* what it met after its report is not the next one's */
+    slots[job->slot].busy = 0;
+  }
   void *stack = job->stack;
   memset(job, 0, sizeof *job);
   job->stack = stack;

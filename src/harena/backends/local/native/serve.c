@@ -10,13 +10,17 @@
 
 #define WATCH_EVERY_NS 20000000ull
 #define RESULT_ROOM (48u << 20)
+#define REST_STARTED_NS 3000000ull
+#define REST_ANSWERED_NS 200000ull /* the host reads its answer first */
 
 static int control = -1;
 static fork_job become_program;
 static struct spawn template; /* what the forks ahead were made for */
 static uint32_t ahead_wanted;
 static int command_wanted; /* keep an init ready for the next command: set by the first one */
+static uint32_t command_profile;
 static uint64_t next_watch_ns;
+static uint64_t rest_until_ns; /* nothing is made ahead before: it would take the processor from what somebody waits for */
 
 int control_fd(void) { return control; }
 
@@ -170,6 +174,8 @@ static void hand_over(struct job *job) {
 
 /* ---- ends ---- */
 
+static void rest(uint64_t ns) { rest_until_ns = now_ns() + ns; }
+
 static void report(struct job *job, const struct rusage *usage) {
   struct done done = {.ended = job->ended, .wstatus = job->wstatus, .exec_errno = job->exec_errno};
   done.wall_ns = now_ns() - job->started_ns;
@@ -193,6 +199,7 @@ static void report(struct job *job, const struct rusage *usage) {
   if (failed) send_error(job->id, ENOMEM, "collect the output");
   else send_frame(OP_DONE, job->id, all.data, all.len, job->rbuf.data, job->rbuf.len, -1);
   free(all.data);
+  if (!(job->spec.flags & SPAWN_BATCH)) rest(REST_ANSWERED_NS);
 }
 
 static void finish(struct job *job) {
@@ -236,6 +243,14 @@ static uint64_t peak_of(pid_t pid) {
   return (at = strstr(text, "\nVmHWM:")) ? strtoull(at + 7, NULL, 10) : 0;
 }
 
+/* The host reads its answer first: what we do now would keep it from the processor. In a batch it has others to read. */
+static void end_answered(struct job *job) {
+  job->id = 0;
+  if (job->spec.flags & SPAWN_BATCH) return job_kill(job, ENDED_HOST);
+  job->condemned = 1;
+  job->deadline_ns = now_ns() + REST_ANSWERED_NS;
+}
+
 static clockid_t process_clock(pid_t pid) { return ((clockid_t)~pid << 3) | 2; } /* as clock_getcpuclockid makes it */
 
 /* A program that says it has ended waits to be killed. The answer need not wait for that, nor for the kernel to take its
@@ -255,11 +270,22 @@ static void end_early(struct job *job) {
   drain(job, &job->out, &job->obuf);
   drain(job, &job->err, &job->ebuf);
   if (job->ended) return; /* that was too much output */
-  int status = job->wstatus;
   report(job, &usage);
-  job->id = 0;
-  job_kill(job, ENDED_HOST);
-  job->wstatus = status;
+  end_answered(job);
+}
+
+static void end_alone(void) {
+  uint64_t rung;
+  if (read(bell, &rung, sizeof rung) < 0) return;
+  for (int i = 0; i < jobs_end; i++) {
+    struct job *job = &jobs[i];
+    if (!job->used || !job->alone || !job->id || job->ended) continue;
+    drain(job, &job->out, &job->obuf);
+    drain(job, &job->err, &job->ebuf);
+    if (job->ended) continue; /* that was too much output */
+    report(job, &job->usage);
+    end_answered(job);
+  }
 }
 
 void job_main_ended(struct job *job) {
@@ -287,7 +313,7 @@ struct job *job_new(uint32_t id, const struct spawn *spec) {
     job->slot = job->pidfd = job->pty_master = -1;
     job->in = job->out = job->err = job->res = job->hand = -1;
     job->child_in = job->child_out = job->child_err = job->child_res = job->child_hand = job->child_extra = -1;
-    job->forks = job->child_forks = job->tell = -1;
+    job->forks = job->child_forks = job->tell = job->ruleset = -1;
     return job;
   }
   return NULL;
@@ -369,7 +395,9 @@ static int split_strings(struct job *job, const char *body) {
   if (!(job->strings = malloc(len + 2))) return -1;
   memcpy(job->strings, body, len);
   job->strings[len] = job->strings[len + 1] = 0;
-  if (!(job->argv = calloc((size_t)spec->argc + spec->envc + 2, sizeof(char *)))) return -1;
+  char **room = calloc((size_t)spec->argc + spec->envc + 3, sizeof(char *));
+  if (!room) return -1;
+  job->argv = room + 1; /* before it, a place for the interpreter of a script: see exec_path */
   job->envp = job->argv + spec->argc + 1;
   char *at = job->strings, *end = job->strings + spec->strings_len;
   for (uint32_t i = 0; i < spec->argc + spec->envc && at < end; i++, at += strlen(at) + 1)
@@ -438,7 +466,7 @@ static void drop_ahead(void) {
 
 static uint32_t count_ahead(void) {
   uint32_t count = 0;
-  for (int i = 0; i < jobs_end; i++) count += jobs[i].used && !jobs[i].id && !jobs[i].ended && !jobs[i].waiting;
+  for (int i = 0; i < jobs_end; i++) count += jobs[i].used && jobs[i].hand >= 0 && !jobs[i].id && !jobs[i].ended;
   return count;
 }
 
@@ -462,7 +490,7 @@ static void fork_one_ahead(void) {
 
 /* An init for the next command, with its namespaces, cgroup and mounts. */
 static void prepare_command(void) {
-  struct spawn spec = {.kind = KIND_EXEC, .memory = 512 << 20, .processes = 50};
+  struct spawn spec = {.kind = KIND_EXEC, .memory = 512 << 20, .processes = 50, .profile = command_profile}; /* for the watch */
   struct job *job = job_new(0, &spec);
   if (!job) return;
   job->waiting = 1;
@@ -475,7 +503,8 @@ static void prepare_command(void) {
 static struct job *take_waiting(uint32_t id, const struct spawn *spec) {
   for (int i = 0; i < jobs_end; i++)
     if (jobs[i].used && jobs[i].waiting && !jobs[i].ended) {
-      jobs[i].waiting = 0;
+      if (jobs[i].spec.profile != spec->profile) return job_kill(&jobs[i], ENDED_HOST), NULL;
+      jobs[i].waiting = jobs[i].hits = 0;
       jobs[i].id = id;
       jobs[i].spec = *spec;
       return &jobs[i];
@@ -512,6 +541,7 @@ static void do_spawn(const struct head *head, const char *body, int *fds, int nf
   struct job *job = spec.kind == KIND_PROGRAM ? take_ahead(head->id, &spec) : NULL;
   if (spec.kind == KIND_EXEC && !spec.view) {
     command_wanted = 1;
+    command_profile = spec.profile;
     if ((job = take_waiting(head->id, &spec))) {
       if (split_strings(job, body) || set_up_stdio(job, body + spec.strings_len + spec.cwd_len, fds, nfds) || job_go(job))
         return spawn_failed(job, head->id);
@@ -527,7 +557,8 @@ static void do_spawn(const struct head *head, const char *body, int *fds, int nf
     if (failed) return spawn_failed(job, head->id);
     close_child_ends(job);
   }
-  job->started_ns = now_ns();
+  if (!job->started_ns) job->started_ns = now_ns(); /* a command knows when it was started */
+  if (!(spec.flags & SPAWN_BATCH)) rest(REST_STARTED_NS);
   if (spec.wall_ns) job->deadline_ns = job->started_ns + spec.wall_ns;
   if (job->hand >= 0) {
     uint32_t len = spec.payload_len;
@@ -635,29 +666,34 @@ static int jobs_to_watch(uint64_t now) {
   return 0;
 }
 
-static int next_timeout_ms(uint64_t now) {
-  uint64_t next = UINT64_MAX;
+static uint64_t next_event_ns(int make_ahead) {
+  uint64_t next = make_ahead ? rest_until_ns : UINT64_MAX;
   int running = 0;
   for (int i = 0; i < jobs_end; i++) {
     struct job *job = &jobs[i];
-    if (!job->used || !job->id || job->ended) continue;
+    if (!job->used || (!job->id && !job->condemned) || job->ended) continue;
     if (job->deadline_ns && job->deadline_ns < next) next = job->deadline_ns;
     running |= job->spec.kind != KIND_TRUSTED;
   }
-  if (running && next_watch_ns < next) next = next_watch_ns;
-  if (next == UINT64_MAX) return -1;
-  if (next <= now) return 0;
-  uint64_t ms = (next - now + 999999) / 1000000;
-  return ms > 60000 ? 60000 : (int)ms;
+  return running && next_watch_ns < next ? next_watch_ns : next;
+}
+
+static int wait_for_events(struct pollfd *set, int count, uint64_t until_ns) {
+  uint64_t now = now_ns(), left = until_ns > now ? until_ns - now : 0;
+  struct timespec wait = {left / 1000000000, left % 1000000000};
+  return ppoll(set, count, until_ns == UINT64_MAX ? NULL : &wait, NULL);
 }
 
 static int is_late(const struct job *job, uint64_t now) {
-  return job->used && job->id && !job->ended && job->deadline_ns && now >= job->deadline_ns;
+  return job->used && (job->id || job->condemned) && !job->ended && job->deadline_ns && now >= job->deadline_ns;
 }
 
 static void enforce_time(uint64_t now) {
   int late = 0;
-  for (int i = 0; i < jobs_end; i++) late |= is_late(&jobs[i], now);
+  for (int i = 0; i < jobs_end; i++) {
+    if (jobs[i].condemned && is_late(&jobs[i], now)) job_kill(&jobs[i], ENDED_HOST);
+    late |= is_late(&jobs[i], now);
+  }
   if (late) watch_jobs(); /* what they used so far: the kernel does not tell of the killed */
   for (int i = 0; late && i < jobs_end; i++)
     if (is_late(&jobs[i], now)) job_kill(&jobs[i], ENDED_WALL);
@@ -680,6 +716,7 @@ static int add(struct pollfd *set, struct place *places, int count, struct job *
 
 static void react(const struct place *place) {
   struct job *job = place->job;
+  if (place->which == 8) return end_alone();
   if (!job->used) return;
   if (place->which == 1) drain(job, &job->out, &job->obuf);
   if (place->which == 2) drain(job, &job->err, &job->ebuf);
@@ -695,14 +732,15 @@ static void react(const struct place *place) {
 }
 
 int serve(int control_socket, fork_job become) {
-  static struct pollfd set[MAX_JOBS * 7 + 1];
-  static struct place places[MAX_JOBS * 7 + 1];
+  static struct pollfd set[MAX_JOBS * 7 + 2];
+  static struct place places[MAX_JOBS * 7 + 2];
   control = control_socket;
   become_program = become;
+  if ((bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) return -1;
   for (;;) {
-    uint64_t now = now_ns();
     int refill = become && count_ahead() < ahead_wanted && free_jobs() > 8;
     int count = add(set, places, 0, NULL, control, 0, POLLIN);
+    count = add(set, places, count, NULL, bell, 8, POLLIN);
     for (int i = 0; i < jobs_end; i++) {
       struct job *job = &jobs[i];
       if (!job->used) continue;
@@ -715,10 +753,12 @@ int serve(int control_socket, fork_job become) {
       count = add(set, places, count, job, job->pidfd, 5, POLLIN);
     }
     int prepare = command_wanted && !command_waits() && free_jobs() > 8;
-    int ready = poll(set, count, refill || prepare ? 0 : next_timeout_ms(now));
+    int ready = wait_for_events(set, count, next_event_ns(refill || prepare));
     if (ready < 0 && errno != EINTR) return -1;
-    if (ready == 0 && refill) fork_one_ahead();
-    if (ready == 0 && prepare) prepare_command();
+    if (ready == 0 && now_ns() >= rest_until_ns) {
+      if (refill) fork_one_ahead();
+      if (prepare) prepare_command();
+    }
     enforce_time(now_ns());
     if (ready <= 0) continue;
     for (int i = 1; i < count; i++)

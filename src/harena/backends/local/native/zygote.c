@@ -29,7 +29,7 @@ static void become_guest(struct job *job) {
   if (setsid() < 0 || chdir("/workspace")) goto failed;
   if ((step = confine(&job->spec, job->slot >= 0))) goto failed;
   for (int fd = RESULT_FD; fd <= kept; fd++) fcntl(fd, F_SETFD, FD_CLOEXEC);
-  became_flags = job->spec.flags;
+  became_flags = job->spec.flags | (job->id ? SPAWN_BATCH : 0); /* somebody waits: no time to warm up */
   __builtin_longjmp(back, 1);
 failed:
   /* in place of the CPU time, before any guest code can write here: see count_records */
