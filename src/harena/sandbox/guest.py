@@ -11,6 +11,7 @@ long, and in here, because one file is all that an image must be given.
 
 from __future__ import annotations
 
+import _signal
 import _thread
 import builtins
 import collections
@@ -270,7 +271,7 @@ def cut(view):
 def guest_main(rehearse=False):
     global main_pid
     main_pid = os.getpid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)  # without the enums that `signal` makes of numbers
     if rehearse:
         warm_up()
     payload = read_payload()
@@ -653,9 +654,6 @@ COMMON = [
     "traceback",
     "copy",
     "operator",
-    "decimal",
-    "fractions",
-    "statistics",
     "dataclasses",
     "enum",
     "io",

@@ -26,10 +26,11 @@ from typing import Any, cast
 from harena.errors import BoxClosed, BoxLost, HarenaError, QueueTimeout, Retry, SpecError, WireError
 from harena.sandbox import outcome, session, wire
 from harena.sandbox.alarm import ALARM
+from harena.sandbox.channel import READ_BYTES
 from harena.sandbox.session import Sandbox
 from harena.sandbox.spec import MB, Clocks, Limits, Result, Spec, Usage, Verdict
 
-IN_FLIGHT = 2
+IN_FLIGHT = 3
 """Programs that a worker runs side by side, so that one runs while another is set up or taken down."""
 STRAGGLER_S = 0.05
 """After this long a program no longer holds back the ones behind it."""
@@ -388,7 +389,7 @@ class _Batch:
         return STRAGGLER_S * 1000 if self._todo else 60_000
 
     def _collect(self, worker: _Worker) -> None:
-        data = worker.box.python_channel.exclusive.recv(1 << 18)
+        data = worker.box.python_channel.exclusive.recv(READ_BYTES)
         if not data:
             raise WireError("the box ended")
         for frame in worker.reader.feed(data):

@@ -176,6 +176,7 @@ extern int jobs_end; /* no job is used from here on */
 const char *confine(const struct spawn *spec, int counted); /* NULL, or the step that failed with errno set */
 const char *confine_ahead(const struct spawn *spec, int *ruleset); /* the same in two steps: by the init, and by its command */
 const char *confine_after(const struct spawn *spec, int counted, int ruleset);
+void measure_data(void);
 int drop_capabilities(void);
 int stay_on_cpu(int cpu);
 int landlock_abi(void); /* 0: the kernel has none */

@@ -229,6 +229,7 @@ static int init_main(void *arg) {
     announce(job, 1);
     while (!__atomic_load_n(&job->go, __ATOMIC_SEQ_CST)) raw4(SYS_futex, (long)&job->go, FUTEX_WAIT, 0, 0);
   }
+  if (job->spec.kind != KIND_EXEC) measure_data();
   int main_pid = become_of(job);
   if (main_pid < 0) return job->failed_step ? (announce(job, -1), 111) : fail(job, "start the process");
   job->main_pid = main_pid;
