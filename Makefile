@@ -1,13 +1,14 @@
 # The one door. Everything lives in .venv; `make up` and `make test` need nothing run before them.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup up test check fix bench soak native clean
+.PHONY: help setup up test check fix bench soak native proto clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+comma := ,
 # Without a compiler boxes are started by bubblewrap.
-RUN_EXTRA := $(if $(shell command -v $(firstword $(CC)) 2>/dev/null),,[bwrap])
+RUN_EXTRA := [executor,gym$(if $(shell command -v $(firstword $(CC)) 2>/dev/null),,$(comma)bwrap)]
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' Makefile
@@ -19,8 +20,9 @@ up: .venv/.run native ## set up and run the demonstration
 
 test: setup ## every test but the soak (ARGS=... goes to pytest)
 	@failed=0; \
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m 'not serial and not soak' $(ARGS) || failed=$$?; \
-	$(BIN)/pytest -m 'serial and not soak' $(ARGS) || { serial=$$?; [ $$serial -eq 5 ] || failed=$$serial; }; \
+	run() { $(BIN)/pytest "$$@" $(ARGS) || { code=$$?; [ $$code -eq 5 ] || failed=$$code; }; }; \
+	run -n auto --maxprocesses 8 --dist worksteal -m 'not serial and not soak'; \
+	run -m 'serial and not soak'; \
 	exit $$failed
 
 check: setup ## format, lint, strict types, layers
@@ -33,8 +35,7 @@ fix: setup ## format, and repair what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## measure the sandbox, then its peers beside it
-	$(BIN)/harena bench sandbox
+bench: setup ## measure the sandbox and matches, and their peers beside them
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 soak: setup ## 20,000 executions, hostile ones among them
@@ -42,6 +43,10 @@ soak: setup ## 20,000 executions, hostile ones among them
 
 native: .venv/.made ## rebuild the C part in place where a source is newer
 	@$(BIN)/python -IS setup.py native
+
+proto: setup ## make the executor's messages from proto/
+	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=src/harena/match/executor/pb \
+		--pyi_out=src/harena/match/executor/pb executor.proto
 
 clean: ## remove all that was built
 	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -40,7 +40,17 @@ examples:
   harena run -c 'print(6 * 7)' --json      the answer with verdict and usage
   harena exec -- sh -c 'ls -la /'          any command
   harena shell                             a terminal in a box
+  harena match pong a.py b.py              two agents, each in a box of its own
   harena doctor                            attack a box on this machine and see what holds"""
+
+MATCH_COMMANDS = {
+    "envs": "list the games that agents can play",
+    "match": "let agents play a game: a match, a series or a tournament",
+    "replay": "show, convert or verify the replay of a match",
+    "validate": "check an agent: read it, load it in a box and let it play",
+    "executor": "serve matches over gRPC",
+}
+"""Their options are in harena.match.cli, and loaded with the one that is used."""
 
 RUN_TEXT = """\
 Runs a Python file or a piece of code in a fresh box and ends the box with it. The file is the only one of yours that
@@ -50,7 +60,7 @@ trust it with your terminal."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     words, rest = _split(list(sys.argv[1:] if argv is None else argv))
-    args = _parser().parse_args(words)
+    args = _parser(words[:1]).parse_args(words)
     args.rest = rest
     from harena.errors import HarenaError
 
@@ -74,7 +84,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="harena", description="Isolate untrusted code in milliseconds.", epilog=EXAMPLES, formatter_class=raw
@@ -117,13 +127,19 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
 
     bench = add("bench", _bench, "measure")
-    bench.add_argument("what", choices=["sandbox"])
+    bench.add_argument("what", choices=["sandbox", "match"])
     bench.add_argument("--json", metavar="FILE", help="write the numbers to this file too")
     bench.add_argument("--quick", action="store_true", help="fewer repetitions")
 
     add("demo", _demo, "see what a box does and what it withstands, in a few seconds")
     boxes = add("boxes", _boxes, "list the live boxes of this user")
     boxes.add_argument("--json", action="store_true", help="print the list as JSON")
+    for name, text in MATCH_COMMANDS.items():
+        part = commands.add_parser(name, help=text, description=text, formatter_class=raw)
+        if name in command:
+            from harena.match import cli as match_cli
+
+            match_cli.fill(name, part)
     add("version", _version, "print the version")
     return parser
 
@@ -376,7 +392,10 @@ def doctor_text(report: Report) -> str:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    from harena.sandbox import bench
+    if args.what == "match":
+        from harena.match import bench
+    else:
+        from harena.sandbox import bench
 
     return bench.main(quick=args.quick, json_file=args.json)
 

@@ -44,11 +44,12 @@ def main() -> int:
     # The bombs below have no end of their own: they are thrown only where the doctor saw the limits hold.
     if all(probe.held for probe in report.probes if probe.name.startswith("limits.")):
         surprises += _batch()
+        surprises += _match()
     print()
     for surprise in surprises:
         print(f"NOT AS IT SHOULD BE  {printable(surprise)}")
     if not surprises:
-        print("All as it should be. Next: `harena shell`, `harena run FILE`, `harena doctor`.")
+        print("All as it should be. Next: `harena match`, `harena shell`, `harena run FILE`, `harena doctor`.")
     return 1 if surprises else 0
 
 
@@ -141,6 +142,39 @@ def _timed(action: Callable[[], T]) -> tuple[T, float]:
 
 def _text(output: bytes) -> str:
     return output.decode("utf-8", "replace").strip()
+
+
+PLAYERS = {
+    "left": "def act(observation): return next(c for c in range(7) if observation[c] == 0)",
+    "right": "def act(observation): return next(c for c in reversed(range(7)) if observation[c] == 0)",
+    "loop": "def act(observation):\n    while True: pass",
+    "cheat": "def act(observation): return 99",
+    "crash": "def act(observation): return observation.win()",
+    "forger": "def act(observation):\n    import os\n    os.write(5, b'I won')\n    os._exit(0)",
+}
+
+
+def _match() -> list[str]:
+    _title("Matches", "connect four, each agent in a box of its own, 0.2 s of processor time a move")
+    try:
+        from harena.match.play import Rack, play
+        from harena.match.result import AgentCode, Clock, MatchSpec
+    except ImportError:
+        _line("not installed: pip install 'harena[match]'")
+        return []
+    codes = {name: AgentCode(name=name, files={"agent.py": text.encode()}) for name, text in PLAYERS.items()}
+    surprises: list[str] = []
+    with Rack() as rack:
+        for name in list(PLAYERS)[1:]:
+            agents = (codes["left"], codes[name])
+            result = play(MatchSpec(environment="connect_four", agents=agents, clock=Clock(move_s=0.2)), rack=rack)
+            winner = "nobody" if result.winner is None else agents[result.winner].name
+            seat = result.seats[1]
+            said = f"{seat.status.value}: {seat.reason}" if seat.reason else f"{result.reason}"
+            _line(f"left against {name}: {winner} wins after {result.steps} moves; {name}: {said}")
+            if (name == "right") == bool(seat.reason) or (name != "right" and result.winner != 0):
+                surprises.append(f"the match against {name} went wrong: {result.as_json()}")
+    return surprises
 
 
 def _title(what: str, words: str) -> None:

@@ -36,6 +36,7 @@ from harena.backends.local import backend as local
 HOST = """
 import os, signal, sys, threading
 from harena import Sandbox, SandboxPool
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 marker = sys.argv[1]
 one, other = Sandbox(), Sandbox()
 process = one.start(["sh", "-c", f"setsid sleep {marker} & sleep {marker}"])
@@ -47,6 +48,12 @@ leased = pool.lease()
 program = f"import subprocess; subprocess.run(['sleep', '{marker}'])"
 threading.Thread(target=pool.map, args=([program] * 6,), daemon=True).start()
 """
+WAIT = """
+import select
+print('ready', flush=True)
+while not select.select([sys.stdin], [], [], 0.1)[0]:
+    pass  # a signal that another thread took does not end a read of this one
+"""
 RUNNING = 7
 """The sleepers of HOST that are there for certain: of its programs at least two run at once."""
 
@@ -54,7 +61,7 @@ RUNNING = 7
 @contextlib.contextmanager
 def host(source: str, *args: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", source + "\nprint('ready', flush=True)\nsys.stdin.read()", *args],
+        [sys.executable, "-c", source + WAIT, *args],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

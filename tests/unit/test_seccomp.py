@@ -98,7 +98,7 @@ def allow_if(condition: bool) -> int:
 def socket(profile: Profile, family: int, kind: int, protocol: int) -> int:
     if family == 1:
         return ALLOW
-    if profile is Profile.PROGRAM or family not in (2, 10):
+    if profile in (Profile.PROGRAM, Profile.TALK) or family not in (2, 10):
         return refuse(errno.EAFNOSUPPORT)
     if kind & 0xF not in (1, 2):
         return refuse(errno.EPERM)

@@ -55,6 +55,7 @@ class Channel:
         self._changed = threading.Condition(threading.Lock())
         self._reading = False
         self._expected: set[int] = set()
+        self._ignored: set[int] = set()
         self._arrived: dict[int, deque[wire.Frame]] = {}
         self._fds: deque[int] = deque()
         self._lost: BaseException | None = None
@@ -104,6 +105,15 @@ class Channel:
             self._fail(error)
             self._check()
         return id
+
+    def tell(self, op: int, body: bytes) -> None:
+        """A request whose answer nobody wants."""
+        id = self.post(op, body)
+        with self._changed:
+            self._ignored.add(id)
+            self._expected.discard(id)
+            if self._arrived.pop(id, None):
+                self._ignored.discard(id)
 
     def wait(self, id: int, timeout_s: float | None) -> wire.Frame:
         """The next answer to a request. BoxLost when the channel ends first or the time is over."""
@@ -202,6 +212,9 @@ class Channel:
                 if frame.id not in self._expected:
                     if frame.op == wire.Op.DONE or frame.id == 0:
                         continue  # the end of something that nobody waits for any more
+                    if frame.id in self._ignored:
+                        self._ignored.discard(frame.id)
+                        continue
                     raise WireError(f"it answered a request {frame.id} that was not made")
                 queue = self._arrived.setdefault(frame.id, deque())
                 if len(queue) >= MAX_ANSWERS:

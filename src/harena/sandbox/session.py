@@ -29,8 +29,9 @@ from harena.sandbox.files import MAX_ENTRIES, Files, Snapshot
 from harena.sandbox.interpreter import Interpreter
 from harena.sandbox.process import Process
 from harena.sandbox.spec import MB, WORKSPACE, Clocks, FileInfo, Limits, Result, Spec, Verdict
+from harena.sandbox.talk import Talk
 
-SESSION, PROGRAM, INTERPRETER = 0, 1, 2
+SESSION, PROGRAM, INTERPRETER, TALK = 0, 1, 2, 3
 """The seccomp profiles of a box's configuration."""
 GRACE_S = 30.0
 """How much longer than the guest's own limit the host waits for the box's word."""
@@ -283,6 +284,27 @@ class Sandbox:
         interpreter = Interpreter(python, job, self.limits, ours, out[0], err[0])
         self._owned.append(interpreter)
         return interpreter
+
+    @_touches
+    def talk(self, source: str, *, limits: Limits | None = None) -> Talk:
+        """Runs source in a process of its own, on empty files of its own, that talks to the caller over a socket:
+        descriptor 5 in there, `Talk.sock` out here, packets of at most Talk.MAX_PACKET bytes. The clocks
+        of `limits` are left to the caller, and so is the end: `Talk.end`. Returns before the process is there:
+        `Talk.met` waits for it."""
+        limits = limits or self.limits
+        payload = b"T" + _piece(source.encode("utf-8", "surrogatepass"))
+        fields = _limit_fields(limits)
+        fields.update(wall_ns=0, cpu_ns=0, output=0)
+        spawn = wire.Spawn(
+            kind=wire.Kind.SERVER,
+            flags=wire.Flag.NOTIFY | wire.Flag.FRESH_FS,
+            profile=TALK,
+            fs_bytes=self.spec.workspace_mb * MB,
+            view=self._view,
+            payload=payload,
+            **fields,
+        )
+        return Talk.start(self._python, spawn, limits, self.id)
 
     # ---- forks ----
 

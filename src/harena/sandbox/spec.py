@@ -112,6 +112,8 @@ class Spec:
     comes along."""
     preload: tuple[str, ...] = ()
     """Modules that the warm interpreter has imported before any program runs."""
+    paths: tuple[str, ...] = ()
+    """Folders of the box that the warm interpreter also imports from, after its own: for modules that are mounted."""
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     rootfs: str | None = None
@@ -122,12 +124,15 @@ class Spec:
 
     def __post_init__(self) -> None:
         _whole("workspace_mb", self.workspace_mb, 1, 1 << 20)
-        for field_name in ("packages", "preload", "mounts"):
+        for field_name in ("packages", "preload", "paths", "mounts"):
             if not isinstance(getattr(self, field_name), tuple | list):
                 raise SpecError(f"{field_name}: give a tuple, also for a single one")
         for name, value in self.env.items():
             if not name or "=" in name or "\0" in name + value:
                 raise SpecError(f"env {name!r}: not a usable name or value")
+        for path in self.paths:
+            if not path.startswith("/") or "\0" in path:
+                raise SpecError(f"paths {path[:80]!r}: give absolute paths, as the box has them")
         for name in self.preload:
             if not all(part.isidentifier() for part in name.split(".")):
                 raise SpecError(f"preload {name!r}: not a module name")

@@ -154,7 +154,7 @@ class LocalBox:
         ]
         if self.spec.packages:
             argv.append(f"+{plan.SITE}")
-        argv += self.spec.preload
+        argv += [*(f"+{path}" for path in self.spec.paths), *self.spec.preload]
         spawn = wire.Spawn(
             kind=wire.Kind.TRUSTED,
             flags=wire.Flag(0),
@@ -175,7 +175,8 @@ class LocalBox:
     def _start_template(self) -> None:
         """Where guest.py serves, one channel does for all: its loop forks programs from a warm Python beside it."""
         argv = [self.executable, "-I", "-B", "-X", "utf8", f"{plan.AGENT}/guest.py", "--template"]
-        argv += [*([f"+{plan.SITE}"] if self.spec.packages else []), *self.spec.preload]
+        argv += [f"+{path}" for path in (*([plan.SITE] if self.spec.packages else []), *self.spec.paths)]
+        argv += self.spec.preload
         spawn = wire.Spawn(
             kind=wire.Kind.TRUSTED,
             flags=wire.Flag.NOTIFY,
@@ -321,7 +322,7 @@ def _filters(*, forks: bool) -> bytes:
         session,
         seccomp.assemble(seccomp.Profile.PROGRAM),
         seccomp.assemble(seccomp.Profile.INTERPRETER, fork_flags=FORK_FLAGS) if forks else session,
-        b"",
+        seccomp.assemble(seccomp.Profile.TALK),
     )
     return b"".join(wire.U32.pack(len(code)) + code for code in programs)
 

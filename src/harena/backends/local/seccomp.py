@@ -29,6 +29,8 @@ class Profile(enum.Enum):
     """Processes of a session's box."""
     PROGRAM = "program"
     """Programs of `pool.map`: only AF_UNIX sockets."""
+    TALK = "talk"
+    """Agents of a match: as PROGRAM, and bound to the processors that the host chose."""
     INTERPRETER = "interpreter"
     """The persistent interpreter: may also clone() with one exact value of flags, to fork itself into namespaces."""
 
@@ -180,7 +182,10 @@ def policy(profile: Profile, fork_flags: int | None = None) -> dict[str, Action]
     unix = Check(_low(0), (_AF_UNIX,), ALLOW, EAFNOSUPPORT)
     protocol = Check(_low(2), _TCP_OR_UDP, ALLOW, EPROTONOSUPPORT)
     internet = Check(_low(1), _STREAM_OR_DGRAM, protocol, EPERM, mask=0xF)
-    actions["socket"] = unix if profile is Profile.PROGRAM else Check(_low(0), (_AF_INET, _AF_INET6), internet, unix)
+    offline = profile in (Profile.PROGRAM, Profile.TALK)
+    actions["socket"] = unix if offline else Check(_low(0), (_AF_INET, _AF_INET6), internet, unix)
+    if profile is Profile.TALK:
+        actions["sched_setaffinity"] = EPERM
     clone = _without(0, _CLONE_DENIED)
     actions["clone"] = clone
     if fork_flags is not None:

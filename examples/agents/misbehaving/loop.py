@@ -1,0 +1,8 @@
+"""Thinks for ever."""
+
+from __future__ import annotations
+
+
+def act(observation):
+    while True:
+        pass

@@ -1,0 +1,6 @@
+"""Never gets ready."""
+
+from __future__ import annotations
+
+while True:
+    pass

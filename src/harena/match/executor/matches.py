@@ -1,0 +1,397 @@
+"""Matches while they run: one request is one `Match`, a series of games played one after the other. Guarantees: never
+more than the limit at once; a match that was cancelled ends its game and starts no other; who watches too slowly loses
+steps and is told how many, and slows nobody down.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+
+from harena.errors import HarenaError
+from harena.match import agents, registry, tournament
+from harena.match.executor import replays
+from harena.match.executor.config import Config
+from harena.match.executor.fetch import Fetcher, FetchFailed, FetchRefused
+from harena.match.executor.orders import Order, Refused
+from harena.match.executor.replays import Store
+from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.schedule import Pairing
+
+BACKLOG = 256
+"""Events kept for a watcher that does not keep up."""
+SLACK_S = 15.0
+"""A game has its own clock; a runner that says nothing for so much longer is lost."""
+
+Event = dict[str, Any]
+
+
+class Handle(Protocol):
+    def result(self, timeout: float | None = None) -> MatchResult: ...
+    def cancel(self) -> None: ...
+
+
+class Runner(Protocol):
+    def submit(self, spec: MatchSpec, on_event: Callable[[Event], object] | None = None) -> Handle: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Game:
+    """A game of the series that is over."""
+
+    number: int
+    pairing: Pairing
+    result: MatchResult
+    """Without replay and logs, which would add up."""
+    urls: tuple[str, str] = ("", "")
+    """Of the replay as JSON and as HTML."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    kind: str
+    """started, step, finished, result."""
+    game: int
+    data: Any
+    skipped: int
+    """Steps left out before this one."""
+
+
+class Watcher:
+    """A bounded queue between a match and one who looks on."""
+
+    def __init__(self) -> None:
+        self._queue: collections.deque[Told | None] = collections.deque()
+        self._skipped = 0
+        self._condition = threading.Condition()
+
+    def put(self, kind: str, game: int, data: Any) -> None:
+        with self._condition:
+            if kind == "step" and len(self._queue) >= BACKLOG:
+                self._skipped += 1
+                return
+            self._queue.append(Told(kind, game, data, self._skipped))
+            self._skipped = 0
+            self._condition.notify()
+
+    def end(self) -> None:
+        with self._condition:
+            self._queue.append(None)
+            self._condition.notify()
+
+    def __iter__(self) -> Iterator[Told]:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._queue)
+                told = self._queue.popleft()
+            if told is None:
+                return
+            yield told
+
+
+class Match:
+    def __init__(self, order: Order, settings: Config) -> None:
+        self.order = order
+        self.pairings: Sequence[Pairing] = _pairings(order)
+        self.games: list[Game] = []
+        self.replay = b""
+        """The first game's, as JSON, when the order asks for it."""
+        self.logs: dict[int, str] = {}
+        """By entrant: of the game it forfeited first, else of the last one."""
+        self.faults: dict[int, SeatResult] = {}
+        """By entrant: the first."""
+        self.warnings: list[str] = []
+        self.status = MatchStatus.FINISHED
+        self.error = ""
+        self.wall_s = 0.0
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._handle: Handle | None = None
+        self._stopped = ""
+        self._listening = threading.Lock()
+        self._watchers: list[Watcher] = []
+        self._last: dict[str, tuple[int, Any]] = {}
+        """What a new watcher hears first: the start of the game that runs, and its latest step."""
+        self._over = False
+
+    # ---- from other threads ----
+
+    def cancel(self, why: str = "the call was cancelled") -> None:
+        with self._lock:
+            self._stopped = self._stopped or why
+            handle = self._handle
+        if handle is not None:
+            handle.cancel()
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self._stopped)
+
+    def watch(self) -> Watcher:
+        watcher = Watcher()
+        with self._listening:
+            for kind, (game, data) in self._last.items():
+                watcher.put(kind, game, data)
+            if self._over:
+                watcher.end()
+            self._watchers.append(watcher)
+        return watcher
+
+    def unwatch(self, watcher: Watcher) -> None:
+        with self._listening:
+            self._watchers.remove(watcher)
+        watcher.end()
+
+    def close(self, answer: object | None) -> None:
+        """Nothing comes after this: watchers get the answer, where there is one, and the end."""
+        with self._listening:
+            self._over = True
+            for watcher in self._watchers:
+                if answer is not None:
+                    watcher.put("result", 0, answer)
+                watcher.end()
+
+    def _tell(self, kind: str, game: int, data: Any) -> None:
+        with self._listening:
+            if kind == "started":
+                self._last.clear()
+            self._last[kind] = game, data
+            for watcher in self._watchers:
+                watcher.put(kind, game, data)
+
+    # ---- the series ----
+
+    def play(self, runner: Runner, fetcher: Fetcher, store: Store) -> None:
+        """Never raises for what a client, an agent or a runner can do: `status` and `error` say how it went."""
+        started = time.monotonic()
+        try:
+            self._series(runner, fetcher, store, started + self.order.timeout_s)
+        except HarenaError as error:
+            self._end(MatchStatus.VOID, str(error))
+        finally:
+            self.wall_s = time.monotonic() - started
+        if self._stopped:
+            self._end(MatchStatus.CANCELLED, self._stopped)
+
+    def _series(self, runner: Runner, fetcher: Fetcher, store: Store, ends_at: float) -> None:
+        codes = self._codes(fetcher)
+        for number, pairing in enumerate(self.pairings):
+            seated = [codes[agent] for agent in pairing.seats]
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0:
+                return self._end(MatchStatus.TIMEOUT, self._too_long())
+            self._tell("started", number, None)
+            if any(isinstance(code, str) for code in seated):
+                result = self._forfeit(pairing, seated)
+            else:
+                spec = self._spec(pairing, [code for code in seated if isinstance(code, AgentCode)], left_s)
+                result = self._play_one(runner, spec, number)
+            if result is None:
+                return None
+            self._keep(number, pairing, result, store)
+            self._tell("finished", number, self.games[-1])
+            if result.status is not MatchStatus.FINISHED:
+                return self._end(result.status, result.error or result.reason)
+        return None
+
+    def _keep(self, number: int, pairing: Pairing, result: MatchResult, store: Store) -> None:
+        for agent, seat in zip(pairing.seats, result.seats, strict=True):
+            if agent not in self.faults:
+                self.logs[agent] = seat.log
+                if seat.status is not SeatStatus.OK:
+                    self.faults[agent] = seat
+        urls = ("", "")
+        try:
+            if self.order.record and result.replay:
+                urls = store.write(self.order.match_id, number, result.replay)
+            if self.order.include_replay and result.replay and number == 0:
+                self.replay = replays.as_json(result.replay)
+        except (OSError, HarenaError) as error:
+            self.warnings.append(f"no replay of game {number}: {error}")
+        seats = tuple(dataclasses.replace(seat, log="") for seat in result.seats)
+        bare = dataclasses.replace(result, replay=b"", seats=seats)
+        self.games.append(Game(number=number, pairing=pairing, result=bare, urls=urls))
+
+    def _codes(self, fetcher: Fetcher) -> list[AgentCode | str]:
+        """By entrant: its code, or why it has none. An agent that cannot be read is its owner's loss, not the end of
+        the match; one that cannot be fetched is nobody's."""
+        limits = archive_limits(self._settings)
+        codes: list[AgentCode | str] = []
+        for at, entrant in enumerate(self.order.entrants):
+            data = entrant.code
+            if entrant.url and not self._stopped:
+                try:
+                    data = fetcher.fetch(entrant.url, cancelled=lambda: self.stopped)
+                except (FetchFailed, FetchRefused) as error:
+                    raise FetchFailed(f"agents[{at}].code_url: {error}") from None
+            try:
+                codes.append(agents.load(data, name=entrant.agent_id, limits=limits))
+            except agents.AgentError as error:
+                codes.append(str(error))
+        return codes
+
+    def _spec(self, pairing: Pairing, codes: Sequence[AgentCode], left_s: float) -> MatchSpec:
+        order, settings = self.order, self._settings
+        return MatchSpec(
+            environment=order.environment,
+            agents=tuple(codes),
+            seed=pairing.seed,
+            match_id=order.match_id,
+            clock=dataclasses.replace(order.clock, match_s=min(order.clock.match_s, left_s)),
+            memory_mb=settings.resource_limits.memory_limit,
+            processes=settings.resource_limits.processes,
+            log_bytes=settings.sandbox.log_kb << 10,
+            output_bytes=settings.sandbox.output_mb << 20,
+            config=order.config,
+            record=order.record or order.include_replay,
+        )
+
+    def _play_one(self, runner: Runner, spec: MatchSpec, number: int) -> MatchResult | None:
+        def on_event(event: Event) -> None:
+            if event.get("type") == "step":
+                self._tell("step", number, event)
+
+        with self._lock:
+            if self._stopped:
+                return None
+            handle = self._handle = runner.submit(spec, on_event=on_event if self.order.watchable else None)
+        try:
+            return handle.result(timeout=spec.clock.match_s + SLACK_S)
+        except TimeoutError:
+            handle.cancel()
+            self._end(MatchStatus.VOID, "the runner did not answer in time")
+            return None
+        finally:
+            self._handle = None
+
+    def _forfeit(self, pairing: Pairing, seated: Sequence[AgentCode | str]) -> MatchResult:
+        losers = [seat for seat, code in enumerate(seated) if isinstance(code, str)]
+        outcome = registry.make(self.order.environment, self.order.config).forfeit(losers)
+        names = [self.order.entrants[agent].agent_id for agent in pairing.seats]
+        seats = tuple(
+            SeatResult(
+                agent=names[seat],
+                status=SeatStatus.LOAD if isinstance(code, str) else SeatStatus.OK,
+                reason=code if isinstance(code, str) else "",
+                score=outcome.scores[seat],
+                cpu_s=0.0,
+                moves=0,
+                start_s=0.0,
+                log="",
+            )
+            for seat, code in enumerate(seated)
+        )
+        return MatchResult(
+            match_id=self.order.match_id,
+            environment=self.order.environment,
+            seed=pairing.seed,
+            status=MatchStatus.FINISHED,
+            winner=outcome.winner,
+            reason=f"{names[losers[0]]}: {seats[losers[0]].reason}",
+            steps=0,
+            wall_s=0.0,
+            seats=seats,
+        )
+
+    def _too_long(self) -> str:
+        return f"the match took longer than {self.order.timeout_s:g} s (timeout_sec)"
+
+    def _end(self, status: MatchStatus, error: str) -> None:
+        self.status, self.error = status, error
+
+
+def archive_limits(settings: Config) -> agents.ArchiveLimits:
+    """An agent is as large as one that can be fetched, however it came."""
+    return agents.ArchiveLimits(
+        total_bytes=settings.fetch.max_mb << 20, file_bytes=settings.validation.max_file_size_mb << 20
+    )
+
+
+def _pairings(order: Order) -> list[Pairing]:
+    agents_count = len(order.entrants)
+    if order.games == 1:  # the seed as it was given, so that the same match can be played anywhere
+        return [Pairing(seats=tuple(range(agents_count)), seed=order.seed, round=1, number=0)]
+    return tournament.series(agents_count, order.games, mirror=True, seed=order.seed)[: order.games]
+
+
+class Board:
+    """The running matches by id, and how many more there may be."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._matches: dict[str, Match] = {}
+        self._others = 0
+        self._draining = False
+        self._condition = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._matches)
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def get(self, match_id: str) -> Match | None:
+        with self._condition:
+            return self._matches.get(match_id)
+
+    def add(self, match: Match) -> None:
+        with self._condition:
+            if match.order.match_id in self._matches:
+                raise Refused(
+                    grpc.StatusCode.ALREADY_EXISTS, f"match_id: {match.order.match_id!r} is running; choose another"
+                )
+            self._check_room()
+            self._matches[match.order.match_id] = match
+
+    def remove(self, match: Match) -> None:
+        with self._condition:
+            del self._matches[match.order.match_id]
+            self._condition.notify_all()
+
+    def __enter__(self) -> Board:
+        """Room for something else that plays: a validation."""
+        with self._condition:
+            self._check_room()
+            self._others += 1
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._condition:
+            self._others -= 1
+            self._condition.notify_all()
+
+    def _check_room(self) -> None:
+        if self._draining:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "the executor is shutting down; try another one")
+        if len(self._matches) + self._others >= self.limit:
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self.limit} matches are running, which is the limit (executor.max_matches); try again later",
+            )
+
+    def drain(self, grace_s: float) -> None:
+        """No new ones; those that run have `grace_s` to finish and are then cancelled."""
+        with self._condition:
+            self._draining = True
+            if self._condition.wait_for(self._empty, grace_s):
+                return
+        self.cancel_all()
+        with self._condition:  # a validation has no answer to give: it ends with its call
+            self._condition.wait_for(lambda: not self._matches, SLACK_S)
+
+    def cancel_all(self) -> None:
+        with self._condition:
+            running = list(self._matches.values())
+        for match in running:
+            match.cancel("the executor is shutting down")
+
+    def _empty(self) -> bool:
+        return not self._matches and not self._others

@@ -1,0 +1,187 @@
+"""Reads a MatchRequest as an `Order`: everything checked that can be checked before anything is fetched or started.
+What is wrong is `Refused` with the field's name in it; a client wrote the request, so every size has a cap.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+
+from harena.errors import HarenaError
+from harena.match import registry
+from harena.match.executor.config import Config
+from harena.match.executor.fetch import Fetcher, FetchRefused
+from harena.match.executor.pb import executor_pb2 as pb
+from harena.match.result import Clock
+
+MAX_ID = 256
+MAX_CONFIG = 64 << 10
+
+
+class Refused(HarenaError):
+    """A call that is answered with a gRPC status and nothing else."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def invalid(text: str) -> Refused:
+    return Refused(grpc.StatusCode.INVALID_ARGUMENT, text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    agent_id: str
+    code: bytes
+    """Empty: to be fetched from the URL."""
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    match_id: str
+    environment: str
+    """With its version."""
+    entrants: tuple[Entrant, ...]
+    seed: int
+    games: int
+    timeout_s: float
+    """Wall time of all games together."""
+    clock: Clock
+    config: dict[str, Any]
+    record: bool
+    include_replay: bool
+    include_logs: bool
+    watchable: bool
+    """Steps are told: a cost that unwatched matches do not have."""
+
+
+def read(request: pb.MatchRequest, settings: Config, fetcher: Fetcher, *, watchable: bool = False) -> Order:
+    environment = environment_of(request.environment)
+    config = _config(request.config)
+    _check_seats(environment, config, len(request.agents))
+    entrants = tuple(_entrant(agent, f"agents[{at}]", fetcher) for at, agent in enumerate(request.agents))
+    _check_unique(entrants)
+    games = request.games or 1
+    if games > settings.executor.max_games:
+        raise invalid(f"games: {games}; at most {settings.executor.max_games}")
+    return Order(
+        match_id=_identity(request.match_id, "match_id") if request.match_id else uuid.uuid4().hex,
+        environment=environment,
+        entrants=entrants,
+        # 32 bits where the server draws: some environments take no more.
+        seed=request.seed if request.HasField("seed") else secrets.randbits(32),
+        games=games,
+        timeout_s=_timeout(request.timeout_sec, settings),
+        clock=_clock(request.clock, settings),
+        config=config,
+        record=request.record_replay,
+        include_replay=request.include_replay,
+        include_logs=request.include_logs,
+        watchable=watchable or request.watchable,
+    )
+
+
+def environment_of(name: str) -> str:
+    """The full id. A client chooses among what the operator installed; the registry imports nothing a client names."""
+    if not name:
+        raise invalid("environment: missing")
+    try:
+        return registry.resolve(name)
+    except HarenaError as error:
+        raise invalid(f"environment: {error}") from None
+
+
+def _identity(text: str, field: str) -> str:
+    if len(text) > MAX_ID or not text.isprintable():
+        raise invalid(f"{field}: at most {MAX_ID} printable characters")
+    return text
+
+
+def _entrant(agent: pb.AgentData, field: str, fetcher: Fetcher) -> Entrant:
+    if not agent.agent_id:
+        raise invalid(f"{field}.agent_id: missing")
+    _identity(agent.agent_id, f"{field}.agent_id")
+    sources = {"code_url": agent.code_url, "code_zip": agent.code_zip, "docker_image": agent.docker_image}
+    given = [name for name, value in sources.items() if value]
+    if len(given) != 1:
+        found = f"both {' and '.join(given)} are" if given else "nothing is"
+        raise invalid(f"{field}: give one of code_url, code_zip and docker_image; {found} given")
+    if agent.docker_image:
+        raise Refused(
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"{field}.docker_image: agents in containers are not supported; send the code as code_zip or code_url",
+        )
+    if agent.code_url:
+        try:
+            fetcher.check(agent.code_url)
+        except FetchRefused as error:
+            raise invalid(f"{field}.code_url: {error}") from None
+    return Entrant(agent_id=agent.agent_id, code=agent.code_zip, url=agent.code_url)
+
+
+def _check_unique(entrants: tuple[Entrant, ...]) -> None:
+    seen: dict[str, int] = {}
+    for at, entrant in enumerate(entrants):
+        if entrant.agent_id in seen:
+            first = seen[entrant.agent_id]
+            raise invalid(f"agents[{at}].agent_id: {entrant.agent_id!r} is the agent_id of agents[{first}] too")
+        seen[entrant.agent_id] = at
+
+
+def _check_seats(environment: str, config: Mapping[str, Any], agents: int) -> None:
+    if not agents:
+        raise invalid("agents: missing")
+    try:
+        seats = registry.make(environment, config).seats
+    except HarenaError as error:
+        raise invalid(f"{'config' if config else 'environment'}: {error}") from None
+    if agents != seats:
+        raise invalid(f"agents: {environment} has {seats} seats; {agents} agents were given")
+
+
+def _config(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    if len(text) > MAX_CONFIG:
+        raise invalid(f"config: {len(text)} characters; at most {MAX_CONFIG}")
+    try:
+        data = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"config: not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise invalid("config: expected a JSON object")
+    return cast("dict[str, Any]", data)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _timeout(asked: int, settings: Config) -> float:
+    most = settings.executor.max_timeout_sec
+    if asked > most:
+        raise invalid(f"timeout_sec: {asked}; at most {most:g}")
+    return float(asked or settings.resource_limits.match_timeout_sec)
+
+
+def _clock(clock: pb.Clock, settings: Config) -> Clock:
+    limits, most = settings.resource_limits, settings.executor.max_timeout_sec
+    for name in ("start_sec", "move_sec", "bank_sec", "match_sec"):
+        value = getattr(clock, name)
+        if not math.isfinite(value) or not 0 <= value <= most:
+            raise invalid(f"clock.{name}: {value:g}; expected seconds from 0 to {most:g}")
+    return Clock(
+        start_s=clock.start_sec or limits.start_timeout_sec,
+        move_s=clock.move_sec or limits.step_timeout_sec,
+        bank_s=clock.bank_sec,
+        match_s=clock.match_sec or most,
+    )

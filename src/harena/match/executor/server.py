@@ -1,0 +1,229 @@
+"""Starts the executor: `serve` until SIGTERM, `start` for those who have a main loop of their own. Guarantees: on the
+way out nothing new is accepted, running matches have the grace time, and those cut short are answered as cancelled.
+
+Synchronous gRPC on purpose: a match is a thread that waits, and a call that ends cancels it by a callback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any, cast
+
+from harena.errors import BackendUnavailable
+
+try:
+    import grpc
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection
+
+    from harena.match import registry
+    from harena.match.executor import config, service
+    from harena.match.executor.config import Config, ConfigError
+except ImportError as error:
+    if error.name and error.name.startswith("harena"):
+        raise
+    raise BackendUnavailable(f"the executor needs {error.name}: pip install 'harena[executor]'") from error
+
+log = logging.getLogger("harena.executor")
+
+OTHER_CALLS = 16
+"""Threads for calls that are no match and no watcher."""
+LAST_S = 2.0
+"""For answers on their way when the server stops."""
+HEALTH = "/grpc.health.v1.Health/"
+
+
+class RunningServer:
+    """A started executor. `stop` may be called from any thread, and more than once."""
+
+    def __init__(self, server: grpc.Server, rpcs: service.Service, checks: Any, port: int) -> None:
+        self.port = port
+        self._server = server
+        self._rpcs = rpcs
+        self._checks = checks
+        self._finally: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            self._checks.enter_graceful_shutdown()
+            self._rpcs.board.drain(grace_s)
+            self._server.stop(LAST_S).wait()
+            for action in self._finally:
+                action()
+
+    def on_stop(self, action: Callable[[], None]) -> None:
+        self._finally.append(action)
+
+    def hurry(self) -> None:
+        """Ends the grace time of a `stop` that waits."""
+        self._rpcs.board.cancel_all()
+
+    def __enter__(self) -> RunningServer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+
+def start(settings: Config, *, runner: Any = None) -> RunningServer:
+    """`runner` is for those who have one already, and stays theirs."""
+    cores = len(os.sched_getaffinity(0))
+    limit = settings.executor.max_matches or cores
+    if runner is None and limit > cores:
+        raise ConfigError(f"executor.max_matches: {limit}, but there are {cores} cores, and a match takes one")
+    for name in settings.executor.environments:
+        registry.trust(name)  # before the runner starts processes, which inherit it
+    with contextlib.ExitStack() as stack:
+        if runner is None:
+            from harena.match.runner import Runner
+
+            # Before gRPC has threads: the runner starts processes.
+            runner = stack.enter_context(Runner(workers=limit))
+        server = _start(settings, runner, limit)
+        server.on_stop(stack.pop_all().close)
+    return server
+
+
+def _start(settings: Config, runner: Any, limit: int) -> RunningServer:
+    executor = settings.executor
+    rpcs = service.Service(settings, runner, max_matches=limit)
+    threads = limit + executor.max_watchers + OTHER_CALLS
+    server = grpc.server(
+        futures.ThreadPoolExecutor(threads, thread_name_prefix="executor"),
+        handlers=[service.handlers(rpcs)],
+        interceptors=[_Token(executor.auth_token)] if executor.auth_token else [],
+        options=[
+            ("grpc.max_receive_message_length", executor.max_message_mb << 20),
+            ("grpc.max_send_message_length", executor.max_message_mb << 20),
+            ("grpc.so_reuseport", 0),  # else two servers would share a port and each see half of the calls
+        ],
+        maximum_concurrent_rpcs=threads,
+    )
+    checks = health.HealthServicer()
+    cast(Any, health_pb2_grpc).add_HealthServicer_to_server(checks, server)
+    checks.set(service.NAME, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection((service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    port = _listen(server, settings)
+    server.start()
+    return RunningServer(server, rpcs, checks, port)
+
+
+def _listen(server: grpc.Server, settings: Config) -> int:
+    executor = settings.executor
+    host = f"[{executor.host}]" if ":" in executor.host else executor.host
+    address = f"{host}:{executor.port}"
+    credentials = _credentials(executor.tls)
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError:
+        raise ConfigError(f"cannot listen on {address}: is it in use, or no address of this machine?") from None
+
+
+def _credentials(tls: config.Tls) -> grpc.ServerCredentials | None:
+    if tls.cert is None or tls.key is None:
+        return None
+    try:
+        key, cert = tls.key.read_bytes(), tls.cert.read_bytes()
+        client_ca = tls.client_ca.read_bytes() if tls.client_ca else None
+    except OSError as error:
+        raise ConfigError(f"executor.tls: cannot read {error.filename}: {error.strerror}") from None
+    return grpc.ssl_server_credentials(
+        [(key, cert)], root_certificates=client_ca, require_client_auth=client_ca is not None
+    )
+
+
+class _Token(grpc.ServerInterceptor):
+    """Refuses calls without the token; health checks need none, as probes have none."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+        self._refusal: Any = grpc.unary_unary_rpc_method_handler(_refuse)
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        found = dict(handler_call_details.invocation_metadata).get("authorization", "")
+        given = found if isinstance(found, bytes) else found.encode(errors="replace")
+        if handler_call_details.method.startswith(HEALTH) or hmac.compare_digest(given, self._expected):
+            return continuation(handler_call_details)
+        return self._refusal
+
+
+def _refuse(request: Any, context: grpc.ServicerContext) -> None:
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, "send the metadata `authorization: Bearer TOKEN`")
+
+
+def serve(settings: Config) -> None:
+    """Blocks until SIGTERM or SIGINT, then lets running matches finish; a second signal ends the waiting."""
+    logging.basicConfig(
+        level=settings.executor.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    asked, hurry = threading.Event(), threading.Event()
+
+    def on_signal(number: int, frame: object) -> None:
+        (hurry if asked.is_set() else asked).set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        running = start(settings)
+        _announce(settings, running.port)
+        _wait(asked)
+        log.info("shutting down: running matches have %g s", settings.executor.grace_sec)
+        stopper = threading.Thread(target=running.stop, args=(settings.executor.grace_sec,))
+        stopper.start()
+        while stopper.is_alive():
+            if hurry.is_set():
+                running.hurry()
+            stopper.join(0.1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(asked: threading.Event) -> None:
+    while not asked.wait(1.0):  # with a timeout, so that signal handlers get their turn
+        pass
+
+
+def _announce(settings: Config, port: int) -> None:
+    executor = settings.executor
+    secured = "TLS" if executor.tls.cert else "plain text"
+    log.info("listening on %s port %d, %s", executor.host, port, secured)
+    # TLS alone shows clients who we are, not us who they are.
+    if not executor.tls.client_ca and not executor.auth_token and not _is_loopback(executor.host):
+        log.warning(
+            "anyone who can reach %s port %d can run code here: set executor.tls.client_ca or executor.auth_token",
+            executor.host, port,
+        )  # fmt: skip
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.startswith("unix:")
+
+
+def serve_from(
+    host: str | None = None,
+    port: int | None = None,
+    config_path: str | None = None,
+    file_folder: str | None = None,
+) -> None:
+    """`harena executor`: arguments win over the environment, which wins over the file. `file_folder` allows file://
+    URLs below it."""
+    serve(config.override(config.load(config_path), host=host, port=port, file_folder=file_folder))

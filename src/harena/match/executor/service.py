@@ -1,0 +1,253 @@
+"""The rpcs of proto/executor.proto, over any Runner. Guarantees: a match lives no longer than the call that owns it;
+what a client got wrong is a status with the field's name, what an agent got wrong is in the result, and what the
+platform got wrong is STATUS_ERROR.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import grpc
+
+import harena
+from harena.errors import HarenaError
+from harena.match import agents, registry, validate
+from harena.match.executor import answers, orders
+from harena.match.executor.config import Config
+from harena.match.executor.fetch import Fetcher
+from harena.match.executor.matches import SLACK_S, Board, Match, Runner, Watcher, archive_limits
+from harena.match.executor.orders import Refused
+from harena.match.executor.pb import executor_pb2 as pb
+from harena.match.executor.replays import Store
+from harena.match.result import Clock, MatchResult, MatchSpec
+
+log = logging.getLogger("harena.executor")
+
+NAME = "executor.Executor"
+SPARE_BYTES = 1 << 16
+"""Of a message, for what gRPC adds."""
+
+Context = grpc.ServicerContext
+
+
+class Service:
+    def __init__(self, settings: Config, runner: Runner, *, max_matches: int, fetcher: Fetcher | None = None) -> None:
+        self._settings = settings
+        self._runner = runner
+        self._fetcher = fetcher or Fetcher(settings.fetch)
+        self._store = Store(settings.replay)
+        self._environments = [*registry.infos(), *map(registry.info, settings.executor.environments)]
+        self._watchers = threading.BoundedSemaphore(settings.executor.max_watchers)
+        self.board = Board(max_matches)
+
+    # ---- rpcs ----
+
+    def run_match(self, request: pb.MatchRequest, context: Context) -> pb.MatchResponse:
+        match = self._admit(request, context)
+        try:
+            return self._play(match)
+        finally:
+            self.board.remove(match)
+
+    def watch_match(self, request: pb.WatchRequest, context: Context) -> Iterator[pb.MatchEvent]:
+        if not self._watchers.acquire(blocking=False):
+            limit = self._settings.executor.max_watchers
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{limit} clients are watching, the limit (executor.max_watchers)"
+            )
+        try:
+            what = request.WhichOneof("what")
+            if what == "match":
+                yield from self._watch_own(request.match, context)
+            elif what == "match_id":
+                yield from self._watch_other(request.match_id, context)
+            else:
+                raise orders.invalid("give match_id, of a running match, or match, to start one")
+        finally:
+            self._watchers.release()
+
+    def cancel_match(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        if not request.match_id:
+            raise orders.invalid("match_id: missing")
+        match = self.board.get(request.match_id)
+        if match is not None:
+            match.cancel("cancelled by CancelMatch")
+        return pb.CancelResponse(cancelled=match is not None)
+
+    def validate_agent(self, request: pb.ValidationRequest, context: Context) -> pb.ValidationResponse:
+        environment = orders.environment_of(request.environment)
+        if not request.code_zip:
+            raise orders.invalid("code_zip: missing")
+        settings = self._settings.validation
+        forbidden = agents.FORBIDDEN_IMPORTS if settings.forbidden_imports is None else settings.forbidden_imports
+        with self.board:
+            try:
+                found = validate.validate(
+                    request.code_zip,
+                    environment,
+                    play=functools.partial(self._play_for_call, context),
+                    clock=self._smoke_clock(),
+                    limits=archive_limits(self._settings),
+                    forbidden_imports=forbidden,
+                )
+            except HarenaError as error:
+                log.warning("validation of %r: %s", request.agent_id[: orders.MAX_ID], error)
+                raise Refused(grpc.StatusCode.INTERNAL, f"the agent could not be checked: {error}") from error
+        return pb.ValidationResponse(
+            valid=found.valid,
+            errors=[answers.text(line) for line in found.errors],
+            warnings=[answers.text(line) for line in found.warnings],
+        )
+
+    def health_check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+        return pb.HealthCheckResponse(
+            healthy=not self.board.draining,
+            version=harena.__version__,
+            active_matches=len(self.board),
+            max_matches=self.board.limit,
+        )
+
+    def list_environments(self, request: pb.ListEnvironmentsRequest, context: Context) -> pb.ListEnvironmentsResponse:
+        return pb.ListEnvironmentsResponse(environments=[answers.environment(info) for info in self._environments])
+
+    # ---- matches ----
+
+    def _admit(self, request: pb.MatchRequest, context: Context, *, watchable: bool = False) -> Match:
+        order = orders.read(request, self._settings, self._fetcher, watchable=watchable)
+        match = Match(order, self._settings)
+        self.board.add(match)
+        if not context.add_callback(match.cancel):
+            match.cancel()
+        return match
+
+    def _play(self, match: Match) -> pb.MatchResponse:
+        try:
+            match.play(self._runner, self._fetcher, self._store)
+            answer = answers.response(match, (self._settings.executor.max_message_mb << 20) - SPARE_BYTES)
+        except BaseException:
+            match.close(None)
+            raise
+        match.close(answer)
+        log.info(
+            "match %r in %s: %s, %d games, %d steps, %.3f s%s",
+            match.order.match_id, match.order.environment, match.status.value, len(match.games), answer.total_steps,
+            match.wall_s, f": {match.error}" if match.error else "",
+        )  # fmt: skip
+        return answer
+
+    def _watch_own(self, request: pb.MatchRequest, context: Context) -> Iterator[pb.MatchEvent]:
+        match = self._admit(request, context, watchable=True)
+        watcher = match.watch()
+
+        def play() -> None:
+            try:
+                self._play(match)
+            except Exception:
+                log.exception("match %r failed", match.order.match_id)
+
+        player = threading.Thread(target=play, name=f"match {match.order.match_id}", daemon=True)
+        player.start()
+        try:
+            yield from _events(match, watcher)
+        finally:
+            match.cancel()
+            player.join()
+            self.board.remove(match)
+
+    def _watch_other(self, match_id: str, context: Context) -> Iterator[pb.MatchEvent]:
+        match = self.board.get(match_id)
+        if match is None:
+            raise Refused(grpc.StatusCode.NOT_FOUND, f"match_id: no match {match_id[: orders.MAX_ID]!r} is running")
+        watcher = match.watch()
+        if not context.add_callback(watcher.end):
+            watcher.end()
+        try:
+            for message in _events(match, watcher):
+                if message.HasField("result"):
+                    message.result.CopyFrom(answers.for_spectators(message.result))
+                yield message
+        finally:
+            match.unwatch(watcher)
+
+    def _smoke_clock(self) -> Clock:
+        limits = self._settings.resource_limits
+        return dataclasses.replace(
+            validate.SMOKE_CLOCK, start_s=limits.start_timeout_sec, move_s=limits.step_timeout_sec
+        )
+
+    def _play_for_call(self, context: Context, spec: MatchSpec) -> MatchResult:
+        limits = self._settings.resource_limits
+        spec = dataclasses.replace(spec, memory_mb=limits.memory_limit, processes=limits.processes)
+        handle = self._runner.submit(spec)
+        if not context.add_callback(handle.cancel):
+            handle.cancel()
+        return handle.result(timeout=spec.clock.match_s + SLACK_S)
+
+
+def _events(match: Match, watcher: Watcher) -> Iterator[pb.MatchEvent]:
+    for told in watcher:
+        yield answers.event(match, told)
+        if told.kind == "result":
+            return
+    raise Refused(grpc.StatusCode.INTERNAL, "the match ended without an answer; the executor's log says more")
+
+
+# ---- as gRPC handlers ----
+
+
+def handlers(service: Service) -> grpc.GenericRpcHandler:
+    unary = {
+        "RunMatch": (service.run_match, pb.MatchRequest),
+        "ValidateAgent": (service.validate_agent, pb.ValidationRequest),
+        "HealthCheck": (service.health_check, pb.HealthCheckRequest),
+        "CancelMatch": (service.cancel_match, pb.CancelRequest),
+        "ListEnvironments": (service.list_environments, pb.ListEnvironmentsRequest),
+    }
+    methods: dict[str, Any] = {
+        name: grpc.unary_unary_rpc_method_handler(
+            _guarded(method), request_deserializer=request.FromString, response_serializer=_to_bytes
+        )
+        for name, (method, request) in unary.items()
+    }
+    methods["WatchMatch"] = grpc.unary_stream_rpc_method_handler(
+        _guarded_stream(service.watch_match),
+        request_deserializer=pb.WatchRequest.FromString,
+        response_serializer=_to_bytes,
+    )
+    return grpc.method_handlers_generic_handler(NAME, methods)
+
+
+def _to_bytes(message: Any) -> bytes:
+    return message.SerializeToString()
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[[Any, Context], Any]:
+    def call(request: Any, context: Context) -> Any:
+        try:
+            return method(request, context)
+        except Exception as error:
+            _abort(context, error)
+
+    return call
+
+
+def _guarded_stream(method: Callable[..., Iterator[Any]]) -> Callable[[Any, Context], Iterator[Any]]:
+    def call(request: Any, context: Context) -> Iterator[Any]:
+        try:
+            yield from method(request, context)
+        except Exception as error:
+            _abort(context, error)
+
+    return call
+
+
+def _abort(context: Context, error: Exception) -> NoReturn:
+    if isinstance(error, Refused):
+        context.abort(error.code, answers.text(str(error)))
+    log.exception("a call failed", exc_info=error)
+    context.abort(grpc.StatusCode.INTERNAL, "the executor failed; its log says more")

@@ -1,0 +1,302 @@
+"""The agent's side of a seat. Runs inside the box beside spaces.py: standard library only, numpy where it is there.
+
+Nothing of this is a wall: it shares a process with the agent, and the host believes none of what it sends. Packets from
+the host, by their first byte: F a file (f: more of it), I how to start (answered r), N another game begins: new agent
+objects, A one observation (answered a), B observations of several games at once (answered b), M the beginning of a
+packet that was too long. An x from here, with JSON, is the last: why the agent cannot go on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import random
+import socket
+import struct
+import sys
+import traceback
+
+from harena_spaces import SpaceError, decode_many, encode_many, from_description  # spaces.py, as the box has it
+
+FOLDER = "/workspace/agent"
+MAX_PACKET = 400_000
+MAX_ANSWER = 60_000
+MAX_REASON = 4000
+
+
+class Agent:
+    """However an agent is written, as one thing: for each game an `act`, and perhaps an `act_batch`."""
+
+    def __init__(self, module, options):
+        self.module, self.options = module, options
+        self.extra = None  # what its acting method wants besides the observation
+        self.slots = {}
+        self.make = self.maker()
+
+    def maker(self):
+        for name in ("Agent", "create_agent", "act", "agent"):
+            found = getattr(self.module, name, None)
+            if not callable(found):
+                continue
+            if name in ("act", "agent"):
+                return lambda act=found: (self.wanted(act), None, None)
+            arguments = arguments_for(found, self.options)
+            return lambda make=found, arguments=arguments: self.methods(make(**arguments))
+        raise Unusable(
+            "the file defines no `class Agent`, no `create_agent`, and no function `act` or `agent`", kind="load"
+        )
+
+    def methods(self, instance):
+        for name in ("act", "get_action", "predict"):
+            method = getattr(instance, name, None)
+            if callable(method):
+                break
+        else:
+            if not callable(instance):
+                raise Unusable(f"{type(instance).__name__} has no method act(observation)", kind="load")
+            method, name = instance, "act"
+        act = self.wanted(method)
+        if name == "predict":  # as Stable-Baselines has it: the action, and a state that we do not keep
+            plain = act
+
+            def act(observation):
+                answer = plain(observation)
+                return answer[0] if isinstance(answer, tuple) and len(answer) == 2 else answer
+
+        return act, getattr(instance, "act_batch", None), getattr(instance, "reset", None)
+
+    def wanted(self, function):
+        """act(observation), or act(observation, player_id or config) by the names of its other parameters."""
+        if self.extra is None:
+            self.extra = {
+                name: self.options[name]
+                for position, (name, parameter) in enumerate(parameters_of(function).items())
+                if position and name in self.options and parameter.default is parameter.empty
+            }
+        extra = self.extra
+        if not extra:
+            return function
+        return lambda observation: function(observation, **extra)
+
+    def slot(self, number):
+        """The agent object of one game: made, and reset, when the game first needs it."""
+        if number not in self.slots:
+            self.slots[number] = self.make()
+            reset = self.slots[number][2]
+            if callable(reset):
+                reset()
+        return self.slots[number]
+
+
+class Unusable(Exception):
+    def __init__(self, text, kind):
+        super().__init__(text)
+        self.kind = kind
+
+
+def parameters_of(function):
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def arguments_for(function, options):
+    """Those of the options that it has parameters for."""
+    parameters = parameters_of(function)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return {"player_id": options["player_id"]}
+    return {name: value for name, value in options.items() if name in parameters}
+
+
+def load(start):
+    path = os.path.join(FOLDER, start["entry"])
+    sys.path[:0] = dict.fromkeys((os.path.dirname(path), FOLDER))
+    os.chdir(FOLDER)
+    name = os.path.splitext(os.path.basename(start["entry"]))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def options_of(start):
+    """What a constructor may ask for by name, and the spaces."""
+    options = {key: start[key] for key in ("player_id", "seats", "environment", "seed", "config")}
+    options["env"] = options["env_id"] = start["environment"]
+    options["observation_space"] = from_description(start["observation_space"])
+    options["action_space"] = from_description(start["action_space"])
+    return options
+
+
+def become_command(stdio, start):
+    """An agent in another language: a stream of its own is its stdin and stdout."""
+    os.chdir(FOLDER)
+    for fd in (0, 1):
+        os.dup2(stdio, fd)
+    os.closerange(3, 64)
+    for name in os.listdir("."):
+        if os.path.isfile(name):
+            os.chmod(name, 0o755)
+    argv = start["command"]
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        print(f"{argv[0]} could not be started: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127)
+
+
+class Socket:
+    def __init__(self):
+        self.sock = socket.socket(fileno=5)
+        self.room = bytearray(MAX_PACKET + 64)
+        self.parts = []
+
+    def send(self, data):
+        head, body = data[:1], data[1:]
+        while len(body) > MAX_ANSWER:
+            self.sock.send(b"M" + body[:MAX_ANSWER])
+            body = body[MAX_ANSWER:]
+        self.sock.send(head + body)
+
+    def give_up(self, kind, text):
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BaseException:
+                pass
+        reason = json.dumps({"kind": kind, "text": text[-MAX_REASON:]})
+        self.send(b"x" + reason.encode("ascii"))
+        os._exit(1)
+
+
+def described(error):
+    """The end of the traceback, without our own frames."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == described.__code__.co_filename:
+        trace = trace.tb_next
+    try:
+        traceback.print_exception(type(error), error, trace)
+        last = traceback.extract_tb(trace)[-1:]
+        where = f" ({os.path.basename(last[0].filename)}, line {last[0].lineno})" if last else ""
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        return text.splitlines()[-1] + where
+    except BaseException:
+        return type(error).__name__
+
+
+def kind_of(error, otherwise):
+    return "memory" if isinstance(error, MemoryError) else otherwise
+
+
+def write_file(data, more):
+    (length,) = struct.unpack_from("<I", data, 1)
+    path = os.path.join(FOLDER, bytes(data[5 : 5 + length]).decode())
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "ab" if more else "wb") as file:
+        file.write(data[5 + length :])
+
+
+def start_agent(sock):
+    """Takes the files, then the start; returns the agent and its spaces, or is the command."""
+    os.makedirs(FOLDER)
+    while True:
+        data, fds, _, _ = socket.recv_fds(sock.sock, MAX_PACKET + 64, 1)
+        if not data:
+            os._exit(0)
+        if data[0] == 73:  # I
+            break
+        write_file(data, data[0] == 102)
+    start = json.loads(data[1:])
+    if start["command"]:
+        become_command(fds[0], start)
+    return new_game(sock, start, None)
+
+
+def new_game(sock, start, module):
+    """The agent and its two spaces. Whoever uses the common dice gets the same ones in the same game."""
+    options = options_of(start)
+    random.seed(start["seed"])
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(start["seed"])
+    try:
+        agent = Agent(module or load(start), options)
+        agent.slot(0)
+    except Unusable as error:
+        sock.give_up(error.kind, str(error))
+    except SyntaxError as error:
+        described(error)
+        place = f"{os.path.basename(error.filename or '')}, line {error.lineno}"
+        sock.give_up("load", f"{type(error).__name__}: {error.msg} ({place})")
+    except BaseException as error:
+        sock.give_up(kind_of(error, "load"), described(error))
+    return agent, options["observation_space"], options["action_space"]
+
+
+def encoded(sock, action, value):
+    try:
+        return action.encode(value)
+    except SpaceError as error:
+        sock.give_up("illegal", str(error))
+
+
+def act_in_slots(sock, agent, observation, action, data):
+    (count,) = struct.unpack_from("<I", data, 1)
+    numbers = struct.unpack_from(f"<{count}I", data, 5)
+    observations = decode_many(observation, data, 5 + 4 * count, count)
+    act_batch = agent.slot(0)[1]
+    if callable(act_batch):
+        answers = list(act_batch(observations))
+        if len(answers) != count:
+            sock.give_up("illegal", f"act_batch returned {len(answers)} actions for {count} observations")
+    else:
+        slot = agent.slot
+        answers = [slot(number)[0](value) for number, value in zip(numbers, observations)]
+    try:
+        sock.send(b"b" + encode_many(action, answers))
+    except SpaceError as error:
+        sock.give_up("illegal", str(error))
+
+
+def main():
+    sys.stdout.reconfigure(line_buffering=True)  # a log is wanted most when its writer was killed
+    sock = Socket()
+    agent, observation, action = start_agent(sock)
+    act = agent.slot(0)[0]
+    raw, room = sock.sock, sock.room
+    receive_into, send = raw.recv_into, raw.send
+    decode, encode = observation.decode_all, action.encode
+    sock.send(b"r")
+    try:
+        while True:
+            count = receive_into(room)
+            if room[0] == 65 and not sock.parts:  # A: the usual case, without detours
+                answer = act(decode(room[1:count]))
+                try:
+                    send(b"a" + encode(answer))
+                except SpaceError as error:
+                    sock.give_up("illegal", str(error))
+                continue
+            if not count:
+                os._exit(0)
+            if room[0] == 77:
+                sock.parts.append(bytes(room[1:count]))
+                continue
+            data = room[:count]
+            if sock.parts:  # its end: put it together
+                data = data[:1] + b"".join(sock.parts) + data[1:]
+                sock.parts = []
+            if data[0] == 65:
+                sock.send(b"a" + encoded(sock, action, act(decode(data[1:]))))
+            elif data[0] == 66:  # B
+                act_in_slots(sock, agent, observation, action, data)
+            elif data[0] == 78:  # N
+                agent, observation, action = new_game(sock, json.loads(bytes(data[1:])), agent.module)
+                act, decode, encode = agent.slot(0)[0], observation.decode_all, action.encode
+    except SystemExit as error:
+        sock.give_up("crash", f"the agent ended itself: sys.exit({error.code!r})")
+    except BaseException as error:
+        sock.give_up(kind_of(error, "crash"), described(error))

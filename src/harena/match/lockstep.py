@@ -1,0 +1,252 @@
+"""Many games of the same agents at once, one exchange for all of them: for evaluation. An observation of every game
+that waits for a seat goes to it in one packet, and its actions come back in one.
+
+Promises the same games as one at a time: each has a seed and an agent object of its own. Differs where an agent
+misbehaves: an illegal action loses that game, but who crashes, or is too slow for a batch, loses all that still run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harena.errors import BoxLost, SpecError
+from harena.match import registry, spaces
+from harena.match.game import Game, GameError, IllegalAction, Outcome
+from harena.match.play import Cancelled, Rack, agent_seed, checked
+from harena.match.result import MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.seat import Fault, MatchTimeout, Place, Seat
+from harena.sandbox.spec import Limits
+
+MAX_GAMES = 4096
+
+
+def evaluate(
+    spec: MatchSpec,
+    seeds: Sequence[int],
+    *,
+    rack: Rack | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> list[MatchResult]:
+    """One result per seed, in their order. `spec.seed` and `spec.record` do not count: nothing is recorded."""
+    if not 1 <= len(seeds) <= MAX_GAMES:
+        raise SpecError(f"lockstep: from 1 to {MAX_GAMES} games at once, not {len(seeds)}")
+    if any(code.command for code in spec.agents):
+        raise SpecError("lockstep: agents that are commands play one game at a time")
+    games = [registry.make(spec.environment, spec.config) for _ in seeds]
+    if len(spec.agents) != games[0].seats:
+        raise SpecError(f"{games[0].id} has {games[0].seats} seats; {len(spec.agents)} agents were given")
+    with contextlib.ExitStack() as stack:
+        rack = rack or stack.enter_context(Rack())
+        return Lockstep(spec, seeds, games, rack, cancelled).run()
+
+
+class Lockstep:
+    def __init__(
+        self,
+        spec: MatchSpec,
+        seeds: Sequence[int],
+        games: list[Game],
+        rack: Rack,
+        cancelled: Callable[[], bool] | None,
+    ) -> None:
+        self.spec = spec
+        self._seeds = seeds
+        self.games = games
+        self._rack = rack
+        self._cancelled = cancelled
+        self.seats: list[Seat] = []
+        self._gone: set[int] = set()
+        self.steps = [0] * len(games)
+        self.outcomes: list[Outcome | None] = [None] * len(games)
+        self.faults: list[dict[int, Fault]] = [{} for _ in games]
+        self.deadline = time.monotonic() + spec.clock.match_s
+
+    def run(self) -> list[MatchResult]:
+        started = time.monotonic()
+        status, error = MatchStatus.FINISHED, ""
+        try:
+            for game, seed in zip(self.games, self._seeds, strict=True):
+                game.reset(seed)
+            self._sit_down()
+            self._play()
+        except MatchTimeout:
+            status, error = MatchStatus.TIMEOUT, f"the games took longer than {self.spec.clock.match_s:g} s together"
+        except Cancelled:
+            status, error = MatchStatus.CANCELLED, "the games were cancelled"
+        except (GameError, BoxLost) as failure:
+            status, error = MatchStatus.VOID, str(failure)
+        finally:
+            for seat in self.seats:
+                self._rack.give_back(seat, keep=False)
+        wall_s = time.monotonic() - started
+        return [self._result(at, status, error, wall_s / len(self.games)) for at in range(len(self.games))]
+
+    def _sit_down(self) -> None:
+        game, spec = self.games[0], self.spec
+        everywhere = os.sched_getaffinity(0)
+        places = [
+            Place(
+                seat=number, seats=game.seats, environment=game.id, observation=game.observation_space(number),
+                action=game.action_space(number), seed=agent_seed(spec.seed, number), config=spec.config,
+                clock=spec.clock,
+            )
+            for number in range(game.seats)
+        ]  # fmt: skip
+        limits = Limits(memory_mb=spec.memory_mb, processes=spec.processes)
+        for code in spec.agents:
+            self.seats.append(self._rack.seat(code, limits, everywhere))
+        for seat, place in zip(self.seats, places, strict=True):
+            seat.sit(place, self._look)
+        for number, seat in enumerate(self.seats):
+            try:
+                seat.ready()
+            except Fault as fault:
+                self.lose_all(number, fault)
+
+    def _play(self) -> None:
+        """In two halves: while the agents think about one, the games of the other go on here."""
+        running = [at for at, outcome in enumerate(self.outcomes) if outcome is None]
+        halves = [Half(self, running[0::2]), Half(self, running[1::2])]
+        for half in halves:
+            half.ask()
+        while any(half.running for half in halves):
+            self._look()
+            for half in halves:
+                half.go_on()
+
+    def lose_all(self, number: int, fault: Fault) -> None:
+        self._gone.add(number)
+        for at, game in enumerate(self.games):
+            if self.outcomes[at] is None or self.faults[at]:
+                self.faults[at][number] = fault
+                self.outcomes[at] = game.forfeit([*self.faults[at]])
+
+    def lost(self, number: int) -> bool:
+        return number in self._gone
+
+    def _look(self) -> None:
+        if self._cancelled is not None and self._cancelled():
+            raise Cancelled
+        if time.monotonic() > self.deadline:
+            raise MatchTimeout
+
+    def _result(self, at: int, status: MatchStatus, error: str, wall_s: float) -> MatchResult:
+        game, faults = self.games[at], self.faults[at]
+        outcome = self.outcomes[at]
+        if outcome is None:
+            outcome = Outcome(tuple(0.0 for _ in range(game.seats)), None, "")
+        elif status is not MatchStatus.VOID:
+            status, error = MatchStatus.FINISHED, ""  # this one had ended before the others were stopped
+        seats: list[SeatResult] = []
+        for number, code in enumerate(self.spec.agents):
+            seat = self.seats[number] if number < len(self.seats) else None
+            fault = faults.get(number)
+            seats.append(
+                SeatResult(
+                    agent=code.name, status=fault.status if fault else SeatStatus.OK,
+                    reason=fault.reason if fault else "", score=outcome.scores[number],
+                    cpu_s=seat.cpu_ns / 1e9 / len(self.games) if seat else 0.0, moves=self.steps[at],
+                    start_s=seat.start_s if seat else 0.0, log=seat.log() if seat else "",
+                )
+            )  # fmt: skip
+        return MatchResult(
+            match_id="", environment=game.id, seed=self._seeds[at], status=status, winner=outcome.winner,
+            reason=outcome.reason, steps=self.steps[at], wall_s=wall_s, seats=tuple(seats), error=error,
+        )  # fmt: skip
+
+
+class Half:
+    """Some of the games, and what the seats were asked about them."""
+
+    def __init__(self, whole: Lockstep, running: list[int]) -> None:
+        self.running = running
+        self._whole = whole
+        game = whole.games[0]
+        self._encode = [game.observation_space(number).encode for number in range(game.seats)]
+        self._decode = [many_decoder(game.action_space(number)) for number in range(game.seats)]
+        self._waiting: list[list[int]] = []
+
+    def ask(self) -> None:
+        games, seats = self._whole.games, self._whole.seats
+        self._waiting = [[] for _ in seats]
+        for at in self.running:
+            for number in games[at].to_move():
+                self._waiting[number].append(at)
+        for number, waiting in enumerate(self._waiting):
+            if waiting:
+                encode = self._encode[number]
+                seats[number].ask_batch(waiting, [encode(games[at].observe(number)) for at in waiting])
+
+    def go_on(self) -> None:
+        whole, outcomes = self._whole, self._whole.outcomes
+        actions: dict[int, dict[int, Any]] = {at: {} for at in self.running}
+        for number, waiting in enumerate(self._waiting):
+            if waiting and not whole.lost(number):
+                self._take(number, waiting, actions)
+        for at in self.running:
+            if outcomes[at] is None:
+                self._step(at, actions[at])
+        self.running = [at for at in self.running if outcomes[at] is None]
+        self.ask()
+
+    def _take(self, number: int, waiting: list[int], actions: dict[int, dict[int, Any]]) -> None:
+        whole = self._whole
+        try:
+            answers = self._decode[number](whole.seats[number].answer_batch(whole.deadline), len(waiting))
+        except Fault as fault:
+            return whole.lose_all(number, fault)
+        except spaces.SpaceError as error:
+            return whole.lose_all(number, Fault(SeatStatus.ILLEGAL, str(error)))
+        for at, action in zip(waiting, answers, strict=True):
+            actions[at][number] = action
+        return None
+
+    def _step(self, at: int, actions: dict[int, Any]) -> None:
+        whole, game = self._whole, self._whole.games[at]
+        whole.steps[at] += 1
+        try:
+            game.step(actions)
+            if not game.to_move():
+                whole.outcomes[at] = game.outcome()
+            elif whole.steps[at] > game.max_steps:
+                raise GameError(f"{game.id}: it should have ended after {game.max_steps} steps")
+        except IllegalAction as illegal:
+            whole.faults[at][illegal.seat] = Fault(SeatStatus.ILLEGAL, illegal.reason)
+            whole.outcomes[at] = game.forfeit([illegal.seat])
+        except GameError:
+            raise
+        except Exception as error:
+            raise GameError(f"{game.id} failed: {type(error).__name__}: {error}") from error
+
+
+def many_decoder(space: spaces.Space) -> Callable[[bytes, int], Sequence[Any]]:
+    """Reads as many actions as were asked for, all of them in the space."""
+    if isinstance(space, spaces.Discrete):
+        return lambda data, count: _numbers(data, count, space)
+
+    def decode(data: bytes, count: int) -> list[Any]:
+        values: list[Any] = []
+        at = 0
+        for _ in range(count):
+            start = at
+            _, at = space.decode(data, at)
+            values.append(checked(space, data[start:at]))
+        if at != len(data):
+            raise spaces.SpaceError("more actions than were asked for")
+        return values
+
+    return decode
+
+
+def _numbers(data: bytes, count: int, space: spaces.Discrete) -> Sequence[int]:
+    if len(data) != 8 * count:
+        raise spaces.SpaceError(f"{len(data) // 8} actions; expected {count}")
+    numbers = array("q", data)
+    if min(numbers) < space.start or max(numbers) >= space.start + space.n:
+        raise spaces.SpaceError(f"an action out of range; expected {space.start} to {space.start + space.n - 1}")
+    return numbers

@@ -1,0 +1,376 @@
+"""One match, played in this process: the game, the clock and the score here, each agent in a box of its own.
+
+Promises: a result whatever the agents do; who misbehaves forfeits by the game's rule and nobody else is hurt; the same
+spec and the same moves give the same replay. A failure of ours or of the game voids the match and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from harena.errors import BoxLost, HarenaError, SpecError
+from harena.match import registry, replay, spaces
+from harena.match.game import Game, GameError, IllegalAction, Outcome
+from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.seat import Fault, MatchTimeout, Place, Seat, box_spec
+from harena.sandbox.session import Sandbox
+from harena.sandbox.spec import Limits, Spec
+
+Event = dict[str, Any]
+
+
+class Cancelled(Exception):
+    """Somebody called the match off."""
+
+
+MAX_SEATED = 16
+"""Processes that stay between games, for those that want it."""
+
+
+class Rack:
+    """Keeps the boxes of ended matches for the next ones: an agent gets a process, namespaces and files of its own in
+    there, and leaves nothing behind. Agents of a series may stay seated: `MatchSpec.keep`. For one thread."""
+
+    def __init__(self, spec: Spec | None = None) -> None:
+        self._spec = spec or box_spec()
+        self._idle: list[Sandbox] = []
+        self._seated: list[Seat] = []
+
+    def warm_up(self, count: int) -> None:
+        boxes = [self._box() for _ in range(count)]
+        for box in boxes:
+            box.warm_up()
+        self._idle += boxes
+
+    def seat(self, code: AgentCode, limits: Limits, cpus: set[int]) -> Seat:
+        for seat in self._seated:
+            if seat.limits == limits and seat.code == code:
+                self._seated.remove(seat)
+                return seat
+        return Seat(code, self._box(), limits, cpus)
+
+    def give_back(self, seat: Seat, *, keep: bool) -> None:
+        if keep and seat.rest():
+            self._seated.append(seat)
+            if len(self._seated) > MAX_SEATED:
+                self._stand_up(self._seated.pop(0))
+        else:
+            self._stand_up(seat)
+
+    def _stand_up(self, seat: Seat) -> None:
+        seat.close()
+        if seat.box.alive:
+            self._idle.append(seat.box)
+
+    def _box(self) -> Sandbox:
+        while self._idle:
+            box = self._idle.pop()
+            if box.alive:
+                return box
+        return Sandbox(self._spec)
+
+    def close(self) -> None:
+        while self._seated:
+            self._stand_up(self._seated.pop())
+        while self._idle:
+            self._idle.pop().close()
+
+    def __enter__(self) -> Rack:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def play(
+    spec: MatchSpec,
+    *,
+    rack: Rack | None = None,
+    on_event: Callable[[Event], object] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> MatchResult:
+    """Raises SpecError for a match that cannot be: no such game, the wrong number of agents."""
+    game = registry.make(spec.environment, spec.config)
+    if len(spec.agents) != game.seats:
+        raise SpecError(f"{game.id} has {game.seats} seats; {len(spec.agents)} agents were given")
+    with contextlib.ExitStack() as stack:
+        rack = rack or stack.enter_context(Rack())
+        cpus = stack.enter_context(on_one_processor())
+        return Match(spec, game, rack, cpus, on_event, cancelled).run()
+
+
+@contextlib.contextmanager
+def on_one_processor() -> Generator[set[int]]:
+    """The runner and its agents share one: to wake a process on another costs more than most moves take. A thread of
+    its own keeps what it was allowed."""
+    before = os.sched_getaffinity(0)
+    if len(before) == 1:
+        yield before
+        return
+    one = {_this_processor(before)}
+    os.sched_setaffinity(0, one)
+    try:
+        yield one
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _this_processor(allowed: set[int]) -> int:
+    with open("/proc/thread-self/stat", "rb") as file:
+        current = int(file.read().rpartition(b")")[2].split()[36])
+    return current if current in allowed else min(allowed)
+
+
+def agent_seed(seed: int, seat: int) -> int:
+    """For an agent's own dice; the match's seed does not follow from it."""
+    return int.from_bytes(hashlib.sha256(f"harena agent {seed} {seat}".encode()).digest()[:4], "little")
+
+
+class Match:
+    def __init__(
+        self,
+        spec: MatchSpec,
+        game: Game,
+        rack: Rack,
+        cpus: set[int],
+        on_event: Callable[[Event], object] | None,
+        cancelled: Callable[[], bool] | None,
+    ) -> None:
+        self.spec = spec
+        self.game = game
+        self.match_id = spec.match_id or uuid.uuid4().hex[:12]
+        self._rack = rack
+        self._cpus = cpus
+        self._on_event = on_event
+        self._cancelled = cancelled
+        self.seats: list[Seat] = []
+        self.steps = 0
+        self._recorder: replay.Recorder | None = None
+        if spec.record:
+            self._recorder = replay.Recorder(
+                game, environment=game.id, seed=spec.seed, config=dict(spec.config), match_id=self.match_id,
+                agents=[code.name for code in spec.agents],
+            )  # fmt: skip
+
+    def run(self) -> MatchResult:
+        started, started_at = time.monotonic(), time.time()
+        self._deadline = started + self.spec.clock.match_s
+        status, outcome, error = MatchStatus.FINISHED, self._nothing(), ""
+        try:
+            outcome = self._play()
+        except MatchTimeout:
+            status, error = MatchStatus.TIMEOUT, f"the match took longer than {self.spec.clock.match_s:g} s"
+        except Cancelled:
+            status, error = MatchStatus.CANCELLED, "the match was cancelled"
+        except (GameError, BoxLost) as failure:
+            status, error = MatchStatus.VOID, str(failure)
+        finally:
+            for seat in self.seats:
+                self._rack.give_back(seat, keep=self.spec.keep)
+        result = self._result(status, outcome, error, time.monotonic() - started, started_at)
+        self._tell({"type": "finished", "result": result.as_json()})
+        return result
+
+    def _nothing(self) -> Outcome:
+        return Outcome(tuple(0.0 for _ in range(self.game.seats)), None, "")
+
+    # ---- the game ----
+
+    def _play(self) -> Outcome:
+        self._guard(lambda: self.game.reset(self.spec.seed))
+        self._sit_down()
+        self._tell({"type": "started", "environment": self.game.id, "agents": [code.name for code in self.spec.agents]})
+        self._tell_step({}, {})
+        faulty = self._faulty()
+        if faulty:
+            return self._guard(lambda: self.game.forfeit(faulty))
+        return self._moves()
+
+    def _sit_down(self) -> None:
+        """All processes are asked for before one is waited for, and all agents load side by side."""
+        game, spec = self.game, self.spec
+        places = [
+            Place(
+                seat=number, seats=game.seats, environment=game.id, observation=game.observation_space(number),
+                action=game.action_space(number), seed=agent_seed(spec.seed, number), config=spec.config,
+                clock=spec.clock, log_bytes=spec.log_bytes, output_bytes=spec.output_bytes,
+            )
+            for number in range(game.seats)
+        ]  # fmt: skip
+        limits = Limits(memory_mb=spec.memory_mb, processes=spec.processes)
+        for code in spec.agents:
+            self.seats.append(self._rack.seat(code, limits, self._cpus))
+        for seat, place in zip(self.seats, places, strict=True):
+            seat.sit(place, self._look)
+        for seat in self.seats:
+            try:
+                seat.ready()
+            except Fault as fault:
+                seat.fault = fault
+
+    def _moves(self) -> Outcome:
+        game, seats = self.game, self.seats
+        encoders = [game.observation_space(number).encode for number in range(game.seats)]
+        decoders = [decoder_of(game.action_space(number)) for number in range(game.seats)]
+        record = self._recorder.step if self._recorder else None
+        watched = self._on_event is not None
+        to_move, observe, step = game.to_move, game.observe, game.step
+        try:
+            while movers := to_move():
+                self.steps += 1
+                if not self.steps & 63:
+                    self._look()
+                if self.steps > game.max_steps:
+                    raise GameError(f"{game.id}: it should have ended after {game.max_steps} steps")
+                if len(movers) == 1:
+                    number = movers[0]
+                    question = encoders[number](observe(number))
+                    answer = self._ask(seats[number], question, decoders[number])
+                    if answer is None:
+                        return game.forfeit(self._faulty())
+                    raws, actions = {number: answer[0]}, {number: answer[1]}
+                else:
+                    raws, actions = self._all_at_once(movers, encoders, decoders)
+                    if faulty := self._faulty():
+                        return game.forfeit(faulty)
+                try:
+                    rewards = step(actions)
+                except IllegalAction as illegal:
+                    seats[illegal.seat].fault = Fault(SeatStatus.ILLEGAL, illegal.reason)
+                    return game.forfeit(self._faulty())
+                if record:
+                    record(raws, {number: seats[number].last_ns // 1000 for number in movers})
+                if watched:
+                    self._tell_step(actions, rewards)
+            return game.outcome()
+        except (Cancelled, MatchTimeout, HarenaError):
+            raise
+        except Exception as error:
+            raise GameError(f"{game.id} failed at step {self.steps}: {type(error).__name__}: {error}") from error
+
+    def _all_at_once(
+        self, movers: Sequence[int], encoders: Sequence[Any], decoders: Sequence[Any]
+    ) -> tuple[dict[int, bytes], dict[int, Any]]:
+        """Each gets its observation of the same moment and thinks alone, one after the other on the one processor they
+        share: none can take time from another, and none learns what another chose."""
+        questions = [encoders[number](self.game.observe(number)) for number in movers]
+        raws: dict[int, bytes] = {}
+        actions: dict[int, Any] = {}
+        for number, question in zip(movers, questions, strict=True):
+            if (answer := self._ask(self.seats[number], question, decoders[number])) is not None:
+                raws[number], actions[number] = answer
+        return raws, actions
+
+    def _ask(self, seat: Seat, question: bytes, decode: Callable[[bytes], Any]) -> tuple[bytes, Any] | None:
+        """The action, as it came and as the game takes it; None when the seat has a fault now. Whatever goes wrong in
+        here was sent by the agent: it must never void the match that it is about to lose."""
+        try:
+            seat.ask(question)
+            raw = seat.answer(self._deadline, lambda: self._freeze_all_but([seat]))
+            return raw, decode(raw)
+        except Fault as fault:
+            seat.fault = fault
+        except spaces.SpaceError as error:
+            seat.fault = Fault(SeatStatus.ILLEGAL, str(error))
+        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            seat.fault = Fault(SeatStatus.PROTOCOL, f"its answer could not be read ({type(error).__name__})")
+        return None
+
+    def _freeze_all_but(self, movers: Sequence[Seat]) -> None:
+        for seat in self.seats:
+            if not seat.frozen and seat.fault is None and all(seat is not mover for mover in movers):
+                seat.freeze()
+
+    def _faulty(self) -> list[int]:
+        return [number for number, seat in enumerate(self.seats) if seat.fault]
+
+    def _guard(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except HarenaError:
+            raise
+        except Exception as error:
+            raise GameError(f"{self.game.id} failed: {type(error).__name__}: {error}") from error
+
+    def _look(self) -> None:
+        if self._cancelled is not None and self._cancelled():
+            raise Cancelled
+        if time.monotonic() > self._deadline:
+            raise MatchTimeout
+
+    # ---- what others hear ----
+
+    def _tell(self, event: Event) -> None:
+        if self._on_event is not None:
+            self._on_event({"match_id": self.match_id, **event})
+
+    def _tell_step(self, actions: Mapping[int, Any], rewards: Mapping[int, float]) -> None:
+        if self._on_event is None:
+            return
+        game = self.game
+        clocks = [
+            {"cpu_s": seat.cpu_ns / 1e9, "bank_s": max(0, seat.bank_ns) / 1e9, "moves": seat.moves}
+            for seat in self.seats
+        ]
+        event: Event = {"type": "step", "step": self.steps, "rewards": dict(rewards), "clocks": clocks}
+        if not game.hidden:
+            shown = {number: game.action_space(number).to_json(action) for number, action in actions.items()}
+            event |= {"actions": shown, "view": game.view(), "text": game.text()}
+        self._tell(event)
+
+    def _result(
+        self, status: MatchStatus, outcome: Outcome, error: str, wall_s: float, started_at: float
+    ) -> MatchResult:
+        names = [code.name for code in self.spec.agents]
+        seats = tuple(
+            SeatResult(
+                agent=names[number], status=seat.fault.status if seat.fault else SeatStatus.OK,
+                reason=seat.fault.reason if seat.fault else "", score=outcome.scores[number], cpu_s=seat.cpu_ns / 1e9,
+                moves=seat.moves, start_s=seat.start_s, log=seat.log(),
+            )
+            for number, seat in enumerate(self.seats)
+        )  # fmt: skip
+        if len(seats) < len(names):  # it was over before all had sat down
+            seats += tuple(
+                SeatResult(
+                    agent=name, status=SeatStatus.OK, reason="", score=0.0, cpu_s=0.0, moves=0, start_s=0.0, log=""
+                )
+                for name in names[len(seats) :]
+            )
+        reason = outcome.reason
+        for seat in seats:
+            if seat.status is not SeatStatus.OK:
+                reason = f"{seat.agent}: {seat.status.value}: {seat.reason}"
+        recorded = b""
+        if self._recorder and status is not MatchStatus.VOID:
+            try:
+                recorded = self._recorder.finish(
+                    winner=outcome.winner, scores=outcome.scores, status=status.value, reason=reason,
+                    seats=[(seat.status.value, seat.reason) for seat in seats], started_at=started_at,
+                    ended_at=started_at + wall_s, forfeited=self._faulty(),
+                )  # fmt: skip
+            except HarenaError as failure:
+                status, error = MatchStatus.VOID, f"the replay could not be made: {failure}"
+        return MatchResult(
+            match_id=self.match_id, environment=self.game.id, seed=self.spec.seed, status=status, winner=outcome.winner,
+            reason=reason, steps=self.steps, wall_s=wall_s, seats=seats, error=error, replay=recorded,
+        )  # fmt: skip
+
+
+def decoder_of(space: spaces.Space) -> Callable[[bytes], Any]:
+    """Reads an action that a stranger wrote: numbers in their bounds, nothing left over."""
+    if isinstance(space, spaces.Box | spaces.Dict | spaces.Tuple):
+        return lambda raw: checked(space, raw)
+    return space.decode_all
+
+
+def checked(space: spaces.Space, raw: bytes) -> Any:
+    value = space.decode_all(raw)
+    space.encode(value)  # bounds and nan of the arrays in it
+    return value

@@ -1,0 +1,152 @@
+"""A match as data: what to play, how it went. Plain frozen data that crosses processes and the wire as msgpack."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from harena.errors import SpecError
+
+
+class SeatStatus(enum.Enum):
+    """How a seat behaved. Everything but OK is a forfeit, by the game's rule."""
+
+    OK = "ok"
+    LOAD = "load"
+    """Could not be loaded: a syntax error, no entry point, an exception on import or in the constructor."""
+    TIMEOUT = "timeout"
+    """Start-up, a move or the bank took too long."""
+    CRASH = "crash"
+    """Raised an exception or ended its process."""
+    ILLEGAL = "illegal"
+    """An action outside the action space or against the rules."""
+    MEMORY = "memory"
+    OUTPUT = "output"
+    """Printed more than allowed."""
+    PROTOCOL = "protocol"
+    """Sent what is no answer."""
+
+
+class MatchStatus(enum.Enum):
+    FINISHED = "finished"
+    """There is a result; a seat may have forfeited."""
+    TIMEOUT = "timeout"
+    """The match as a whole took too long; no winner."""
+    CANCELLED = "cancelled"
+    VOID = "void"
+    """The platform or the game failed: no result, nobody is to blame, `error` says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Times in seconds of CPU, so that a busy machine or opponent costs nobody; the wall cap bounds waiting."""
+
+    start_s: float = 30.0
+    """Loading the agent, up to its first reset; wall time."""
+    move_s: float = 5.0
+    """For each move; what a move takes beyond it comes off the bank."""
+    bank_s: float = 0.0
+    """Extra time for the whole game."""
+    match_s: float = 300.0
+    """Wall time of the whole match."""
+
+    def __post_init__(self) -> None:
+        for name in ("start_s", "move_s", "match_s"):
+            if not 0 < getattr(self, name) <= 86400:
+                raise SpecError(f"clock {name}={getattr(self, name)!r}: must be above 0 and at most a day")
+        if not 0 <= self.bank_s <= 86400:
+            raise SpecError(f"clock bank_s={self.bank_s!r}: must be from 0 to a day")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCode:
+    """An agent as it travels: files by relative path, and how to start it. Made by `agents.load`."""
+
+    name: str
+    files: dict[str, bytes]
+    entry: str = "agent.py"
+    """The Python file that has the agent, or "" when a command is run."""
+    command: tuple[str, ...] = ()
+    """An agent in any language: run in the folder of its files, speaks the line protocol of docs/agents.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchSpec:
+    environment: str
+    agents: tuple[AgentCode, ...]
+    seed: int = 0
+    match_id: str = ""
+    clock: Clock = field(default_factory=Clock)
+    memory_mb: int = 512
+    processes: int = 50
+    log_bytes: int = 65536
+    """What is kept of what each agent prints: the head and the tail."""
+    output_bytes: int = 8 << 20
+    """More than this ends the agent."""
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Given to the game's factory."""
+    record: bool = True
+    """Keep the replay."""
+    keep: bool = False
+    """The agents' processes stay for the next game with the same code. It starts with new agent objects, but finds what
+    their modules have remembered; without `keep` every game starts from nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatResult:
+    agent: str
+    status: SeatStatus
+    reason: str
+    """One sentence for the agent's owner; empty when all went well."""
+    score: float
+    cpu_s: float
+    """All of its moves together."""
+    moves: int
+    start_s: float
+    """Wall time from start to ready."""
+    log: str
+    """What it printed, capped. For its owner only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchResult:
+    match_id: str
+    environment: str
+    """With the version that was played."""
+    seed: int
+    status: MatchStatus
+    winner: int | None
+    """The seat; None for a draw or without a result."""
+    reason: str
+    """Why it ended."""
+    steps: int
+    wall_s: float
+    seats: tuple[SeatResult, ...]
+    error: str = ""
+    replay: bytes = b""
+    """The compact replay (harena.match.replay), when it was recorded."""
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        return tuple(seat.score for seat in self.seats)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `harena match --json`."""
+        return {
+            "match_id": self.match_id,
+            "environment": self.environment,
+            "seed": self.seed,
+            "status": self.status.value,
+            "winner": self.winner,
+            "reason": self.reason,
+            "scores": list(self.scores),
+            "steps": self.steps,
+            "wall_s": round(self.wall_s, 6),
+            "error": self.error,
+            "seats": [
+                {"agent": seat.agent, "status": seat.status.value, "reason": seat.reason,
+                 "cpu_s": round(seat.cpu_s, 6), "moves": seat.moves}
+                for seat in self.seats
+            ],
+        }  # fmt: skip

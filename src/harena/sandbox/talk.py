@@ -1,0 +1,215 @@
+"""A process in a box that the host talks to, packet by packet, and whose processor time it counts: Sandbox.talk.
+
+Promises: the process that is timed, frozen and pinned is the one that was started, by the kernel's word and not its
+own; `end` ends it and all it started. Does not believe or parse what comes over the socket: the caller must.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import time
+import weakref
+
+from harena.errors import BoxLost, WireError
+from harena.sandbox import outcome, wire
+from harena.sandbox.channel import Channel
+from harena.sandbox.spec import Limits, Result
+
+START_S = 30.0
+_CREDENTIALS = struct.Struct("3i")
+_BUFFER = 212_992
+"""What Linux lets anybody ask for by default; it then allows twice that."""
+_MAX_OTHERS = 512
+
+
+class Talk:
+    MAX_PACKET = 400_000
+
+    def __init__(self, channel: Channel, job: int, limits: Limits, box: str, sock: socket.socket, log: int) -> None:
+        self._channel = channel
+        self._job = job
+        self._box = box
+        self.limits = limits
+        self.sock = sock
+        self.log = log
+        """What it prints, both streams; non-blocking. Left unread, it makes the process wait."""
+        self.pid = 0
+        """As this process numbers it."""
+        self._pidfd = -1
+        self._clock = 0
+        self._frozen_others: list[int] = []
+        self._release = weakref.finalize(self, _close, sock, log)
+
+    @classmethod
+    def start(cls, channel: Channel, spawn: wire.Spawn, limits: Limits, box: str) -> Talk:
+        """Asks for the process; `met` waits for it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        log, log_theirs = os.pipe()
+        null = os.open(os.devnull, os.O_RDONLY)
+        try:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+            os.set_blocking(log, False)
+            job = channel.post(wire.Op.SPAWN, spawn.encode(), (null, log_theirs, log_theirs, theirs.fileno()))
+        except BaseException:
+            ours.close()
+            os.close(log)
+            raise
+        finally:
+            theirs.close()
+            os.close(log_theirs)
+            os.close(null)
+        return cls(channel, job, limits, box, ours, log)
+
+    def met(self) -> Talk:
+        """Itself, once the process is there and known."""
+        try:
+            frame = self._channel.wait(self._job, START_S)
+            if frame.op != wire.Op.STARTED:
+                outcome.done_of(frame, self._box)
+                raise WireError("the box did not say that the process was started")
+            self.pid = _first_word(self.sock, self._box)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+            self._pidfd = os.pidfd_open(self.pid)
+            self._clock = (~self.pid << 3) | 2  # as clock_getcpuclockid(3) makes it
+            return self
+        except BaseException:
+            self.drop()
+            raise
+
+    def cpu_ns(self) -> int:
+        """Of all its threads, exactly; 0 once it has ended."""
+        try:
+            return time.clock_gettime_ns(self._clock)
+        except OSError:
+            return 0
+
+    def freeze(self) -> None:
+        signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
+
+    def freeze_others(self) -> None:
+        """The processes it has started, too. They may start more meanwhile: looks until all that are there stand."""
+        frozen: set[int] = set()
+        while new := set(self.others()) - frozen:
+            for pid in new:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGSTOP)
+            frozen |= new
+        self._frozen_others = [*frozen]
+
+    def thaw_others(self) -> None:
+        for pid in self._frozen_others:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+        self._frozen_others = []
+
+    def others(self) -> list[int]:
+        """What else runs in its pid namespace: all that it started, orphans included. They hang below the namespace's
+        init, which is its parent."""
+        parent = _parent(self.pid)
+        found: list[int] = []
+        level = [parent] if parent > 1 else []
+        while level and len(found) < _MAX_OTHERS:
+            level = [child for pid in level for child in _children(pid)]
+            found += level
+        return [pid for pid in found if pid != self.pid]
+
+    def others_cpu_ns(self) -> int:
+        """Of the processes it has started, those that have ended and were waited for included (by the tick)."""
+        total = _waited_ns(self.pid)
+        for pid in self.others():
+            with contextlib.suppress(OSError):
+                total += time.clock_gettime_ns((~pid << 3) | 2)
+        return total
+
+    def pin(self, cpus: set[int]) -> None:
+        """It cannot undo that, nor can what it starts later."""
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(self.pid, cpus)
+
+    def end(self) -> Result:
+        """Ends it if it has not ended; how it ended, as the box saw it."""
+        try:
+            frame = self._channel.check(self._job)
+            killed = frame is None
+            if frame is None:
+                self._channel.request(wire.Op.KILL, struct.pack("<II", self._job, 0))
+                frame = self._channel.wait(self._job, START_S)
+            done = outcome.done_of(frame, "of a talk")
+            if killed:
+                done = done._replace(ended=wire.Ended.HOST)
+            return outcome.result_of(done, self.limits, what="the process")
+        finally:
+            self._let_go()
+
+    def drop(self) -> None:
+        """Ends it without waiting for that: nobody asks how it went."""
+        try:
+            with contextlib.suppress(BoxLost):
+                self._channel.tell(wire.Op.KILL, struct.pack("<II", self._job, 0))
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._channel.forget(self._job)
+        self._release()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _first_word(sock: socket.socket, box: str) -> int:
+    """The pid of the process that spoke first: our own code, before it runs any other."""
+    sock.settimeout(START_S)
+    try:
+        data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+    except TimeoutError:
+        raise BoxLost(f"box {box}: a process was started and said nothing") from None
+    sock.settimeout(None)
+    for level, kind, body in ancillary:
+        if data == b"h" and (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            pid = _CREDENTIALS.unpack(body)[0]
+            if pid > 0:
+                return pid
+    raise WireError(f"box {box}: a process did not say who it is")
+
+
+def _close(sock: socket.socket, log: int) -> None:
+    sock.close()
+    os.close(log)
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _waited_ns(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return (int(fields[13]) + int(fields[14])) * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except (OSError, ValueError):
+        pass
+    return found
