@@ -47,6 +47,13 @@ if [ -x $VENV/bin/pip ]; then
     done
 fi
 
+# kaggle-environments pins old versions of much: it gets a venv of its own.
+KAGGLE=.venv-kaggle
+[ -x $KAGGLE/bin/pip ] || "${PYTHON:-python3}" -m venv $KAGGLE
+for package in kaggle-environments pettingzoo; do
+    $KAGGLE/bin/pip install -q --disable-pip-version-check "$package" || miss "$package" "pip could not install it"
+done
+
 # crun, runc and Docker share this rootfs: no image registry is needed.
 if [ ! -x $ROOTFS/usr/bin/python3 ]; then
     if [ "$(id -u)" != 0 ]; then

@@ -323,3 +323,13 @@ def test_extra_answer_is_not_taken_for_the_next_move(rack: Rack) -> None:
 
 def test_agents_load_from_the_examples(rack: Rack) -> None:
     assert agents.load(RANDOM.encode(), name="bytes").files["agent.py"] == RANDOM.encode()
+
+
+def test_boxes_have_the_packages_that_the_operator_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import sys\nprint('msgspec' in sys.modules)\nimport msgspec\n" + FIRST
+    for named, status in (("", SeatStatus.LOAD), ("msgspec", SeatStatus.OK)):
+        monkeypatch.setenv("HARENA_AGENT_PACKAGES", named)
+        with Rack() as rack:
+            seat = connect_four(rack, source).seats[0]
+        assert seat.status is status, seat
+        assert seat.log.startswith("True" if named else "False"), "what is named is warm"

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from harena.errors import HarenaError
+from harena.match import packages
 from harena.match import source as source_file
 from harena.match.result import AgentCode
 
@@ -32,8 +33,6 @@ ENTRIES = ("agent.py", "main.py")
 MANIFEST = "agent.json"
 SKIPPED = frozenset({"__pycache__", ".git", ".DS_Store", "__MACOSX", ".ipynb_checkpoints"})
 FORBIDDEN_IMPORTS = ("socket", "requests", "urllib.request", "http.client", "subprocess", "multiprocessing")
-PACKAGES = ("numpy",)
-"""What the boxes of a match have beside the standard library."""
 LARGE_FILE = 5 * MB
 MAX_PARSED = 1 * MB
 """Source above this is not parsed here; the box finds out."""
@@ -417,7 +416,7 @@ def _parse_in_child(code: AgentCode, forbidden: Sequence[str]) -> tuple[Entry | 
     request = {
         "entry": code.entry,
         "files": {path: data.decode("latin-1") for path, data in modules.items()},
-        "known": [*PACKAGES, *source_file.own_modules(code.files)],
+        "known": [*packages.warm(packages.for_agents()), *source_file.own_modules(code.files)],
         "forbidden": list(forbidden),
     }
     try:

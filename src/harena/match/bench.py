@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harena.match import lockstep, registry
-from harena.match.play import Rack, play
+from harena.match.play import Rack, on_one_processor, play
 from harena.match.replay import Replay
 from harena.match.result import AgentCode, Clock, MatchSpec
 from harena.match.runner import Runner
@@ -66,11 +66,12 @@ def spec_of(environment: str, *sources: str, **options: Any) -> MatchSpec:
 
 
 def steps_per_second(spec: MatchSpec, games: int, rack: Rack) -> float:
-    """A series with the agents kept, games and replays and all."""
-    play(spec, rack=rack)
-    started = time.perf_counter()
-    steps = sum(play(dataclasses.replace(spec, seed=seed), rack=rack).steps for seed in range(games))
-    return steps / (time.perf_counter() - started)
+    """A series with the agents kept, games and replays and all, on one processor as in a worker."""
+    with on_one_processor():
+        play(spec, rack=rack)
+        started = time.perf_counter()
+        steps = sum(play(dataclasses.replace(spec, seed=seed), rack=rack).steps for seed in range(games))
+        return steps / (time.perf_counter() - started)
 
 
 def series(quick: bool) -> list[Row]:

@@ -1,8 +1,8 @@
 """The agent's side of a seat. Runs inside the box beside spaces.py: standard library only, numpy where it is there.
 
 Nothing of this is a wall: it shares a process with the agent, and the host believes none of what it sends. Packets from
-the host, by their first byte: F a file (f: more of it), I how to start (answered r), N another game begins: new agent
-objects, A one observation (answered a), B observations of several games at once (answered b), M the beginning of a
+the host, by their first byte: F a file (f: more of it), I how to start (answered r), N another game: new agent objects
+(answered r), A one observation (answered a), B observations of several games at once (answered b), M the beginning of a
 packet that was too long. An x from here, with JSON, is the last: why the agent cannot go on.
 """
 
@@ -96,9 +96,16 @@ class Unusable(Exception):
         self.kind = kind
 
 
+PARAMETERS = {}
+
+
 def parameters_of(function):
+    """Looked up once: to read a signature takes longer than most moves."""
+    key = getattr(function, "__func__", function)
     try:
-        return inspect.signature(function).parameters
+        if key not in PARAMETERS:
+            PARAMETERS[key] = inspect.signature(function).parameters
+        return PARAMETERS[key]
     except (TypeError, ValueError):
         return {}
 
@@ -127,9 +134,21 @@ def options_of(start):
     """What a constructor may ask for by name, and the spaces."""
     options = {key: start[key] for key in ("player_id", "seats", "environment", "seed", "config")}
     options["env"] = options["env_id"] = start["environment"]
-    options["observation_space"] = from_description(start["observation_space"])
-    options["action_space"] = from_description(start["action_space"])
+    options["observation_space"] = space_of(start["observation_space"])
+    options["action_space"] = space_of(start["action_space"])
     return options
+
+
+SPACES = []
+
+
+def space_of(description):
+    """The same object for the same description: a series has the same ones in every game."""
+    for known, space in SPACES:
+        if known == description:
+            return space
+    SPACES.append((description, from_description(description)))
+    return SPACES[-1][1]
 
 
 def become_command(stdio, start):
@@ -213,6 +232,7 @@ def start_agent(sock):
     start = json.loads(data[1:])
     if start["command"]:
         become_command(fds[0], start)
+    sock.start = start
     return new_game(sock, start, None)
 
 
@@ -261,9 +281,42 @@ def act_in_slots(sock, agent, observation, action, data):
         sock.give_up("illegal", str(error))
 
 
+REHEARSAL = """
+import random
+class Agent:
+    def __init__(self, player_id): self.dice = random.Random(player_id)
+    def act(self, observation): return int(observation[0])
+"""
+
+
+def rehearse():
+    """Loads and asks an agent of our own, up to its answer: so the pages that any agent writes to are copied while
+    nobody waits. Nothing of it stays."""
+    path, modules = sys.path[:], set(sys.modules)
+    os.makedirs(FOLDER)
+    write_file(b"F" + struct.pack("<I", 8) + b"agent.py" + REHEARSAL.encode(), False)
+    box = {"kind": "box", "shape": [2], "dtype": "float32", "low": None, "high": None}
+    start = dict.fromkeys(("player_id", "seats", "seed"), 0)
+    start |= {"entry": "agent.py", "environment": "", "config": {}, "observation_space": box}
+    start["action_space"] = {"kind": "discrete", "n": 2, "start": 0}
+    agent, observation, action = new_game(None, json.loads(json.dumps(start)), None)
+    for _ in range(2):
+        action.encode(agent.slot(0)[0](observation.decode_all(bytearray(8))))
+    os.remove(os.path.join(FOLDER, "agent.py"))
+    os.chdir("/")
+    os.rmdir(FOLDER)
+    sys.path[:] = path
+    importlib.invalidate_caches()
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    PARAMETERS.clear()
+    SPACES.clear()
+
+
 def main():
     sys.stdout.reconfigure(line_buffering=True)  # a log is wanted most when its writer was killed
     sock = Socket()
+    rehearse()
     agent, observation, action = start_agent(sock)
     act = agent.slot(0)[0]
     raw, room = sock.sock, sock.room
@@ -273,7 +326,7 @@ def main():
     try:
         while True:
             count = receive_into(room)
-            if room[0] == 65 and not sock.parts:  # A: the usual case, without detours
+            if count and room[0] == 65 and not sock.parts:  # A: the usual case, without detours
                 answer = act(decode(room[1:count]))
                 try:
                     send(b"a" + encode(answer))
@@ -294,8 +347,10 @@ def main():
             elif data[0] == 66:  # B
                 act_in_slots(sock, agent, observation, action, data)
             elif data[0] == 78:  # N
-                agent, observation, action = new_game(sock, json.loads(bytes(data[1:])), agent.module)
+                sock.start.update(json.loads(bytes(data[1:])))  # only what is new is sent
+                agent, observation, action = new_game(sock, sock.start, agent.module)
                 act, decode, encode = agent.slot(0)[0], observation.decode_all, action.encode
+                sock.send(b"r")
     except SystemExit as error:
         sock.give_up("crash", f"the agent ended itself: sys.exit({error.code!r})")
     except BaseException as error:

@@ -98,10 +98,10 @@ class Lockstep:
             for number in range(game.seats)
         ]  # fmt: skip
         limits = Limits(memory_mb=spec.memory_mb, processes=spec.processes)
-        for code in spec.agents:
-            self.seats.append(self._rack.seat(code, limits, everywhere))
-        for seat, place in zip(self.seats, places, strict=True):
-            seat.sit(place, self._look)
+        self.seats += [self._rack.seat(code, limits) for code in spec.agents]
+        self._rack.hush()
+        for seat, code, place in zip(self.seats, spec.agents, places, strict=True):
+            seat.sit(code, place, everywhere, self._look)
         for number, seat in enumerate(self.seats):
             try:
                 seat.ready()

@@ -39,47 +39,52 @@ class Rack:
 
     def __init__(self, spec: Spec | None = None) -> None:
         self._spec = spec or box_spec()
-        self._idle: list[Sandbox] = []
+        self._ahead: list[Seat] = []
+        """Processes that wait for an agent, each in a box of its own."""
         self._seated: list[Seat] = []
 
     def warm_up(self, count: int) -> None:
-        boxes = [self._box() for _ in range(count)]
+        boxes = [Sandbox(self._spec) for _ in range(count)]
         for box in boxes:
             box.warm_up()
-        self._idle += boxes
+        self._ahead += [Seat(box, Limits()) for box in boxes]
 
-    def seat(self, code: AgentCode, limits: Limits, cpus: set[int]) -> Seat:
+    def seat(self, code: AgentCode, limits: Limits) -> Seat:
         for seat in self._seated:
             if seat.limits == limits and seat.code == code:
                 self._seated.remove(seat)
                 return seat
-        return Seat(code, self._box(), limits, cpus)
+        while self._ahead:
+            seat = self._ahead.pop()
+            if not seat.box.alive:
+                continue
+            if seat.limits == limits:
+                return seat
+            seat.close()  # made for other limits
+            return Seat(seat.box, limits)
+        return Seat(Sandbox(self._spec), limits)
+
+    def hush(self) -> None:
+        """Those that stay for a later game stand still while others play."""
+        for seat in self._seated:
+            if not seat.frozen:
+                seat.freeze()
 
     def give_back(self, seat: Seat, *, keep: bool) -> None:
         if keep and seat.rest():
             self._seated.append(seat)
-            if len(self._seated) > MAX_SEATED:
-                self._stand_up(self._seated.pop(0))
-        else:
-            self._stand_up(seat)
-
-    def _stand_up(self, seat: Seat) -> None:
+            if len(self._seated) <= MAX_SEATED:
+                return
+            seat = self._seated.pop(0)
         seat.close()
         if seat.box.alive:
-            self._idle.append(seat.box)
-
-    def _box(self) -> Sandbox:
-        while self._idle:
-            box = self._idle.pop()
-            if box.alive:
-                return box
-        return Sandbox(self._spec)
+            self._ahead.append(Seat(seat.box, seat.limits))  # for the next match: it starts while nobody waits
 
     def close(self) -> None:
-        while self._seated:
-            self._stand_up(self._seated.pop())
-        while self._idle:
-            self._idle.pop().close()
+        for seat in [*self._seated, *self._ahead]:
+            seat.close()
+            seat.box.close()
+        self._seated, self._ahead = [], []
 
     def __enter__(self) -> Rack:
         return self
@@ -204,10 +209,10 @@ class Match:
             for number in range(game.seats)
         ]  # fmt: skip
         limits = Limits(memory_mb=spec.memory_mb, processes=spec.processes)
-        for code in spec.agents:
-            self.seats.append(self._rack.seat(code, limits, self._cpus))
-        for seat, place in zip(self.seats, places, strict=True):
-            seat.sit(place, self._look)
+        self.seats += [self._rack.seat(code, limits) for code in spec.agents]
+        self._rack.hush()
+        for seat, code, place in zip(self.seats, spec.agents, places, strict=True):
+            seat.sit(code, place, self._cpus, self._look)
         for seat in self.seats:
             try:
                 seat.ready()

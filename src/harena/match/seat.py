@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harena.errors import BoxLost
-from harena.match import spaces
+from harena.match import packages, spaces
 from harena.match.result import AgentCode, Clock, SeatStatus
 from harena.sandbox.session import Sandbox
 from harena.sandbox.spec import Limits, Mount, Result, Spec, Verdict
@@ -34,6 +34,8 @@ WALL_FACTOR, WALL_SLACK_S = 2.0, 0.25
 QUICK_US = 1000
 """An answer that comes within this (the kernel rounds up to its tick) needs no look at clocks, nor others frozen."""
 SEND_S = 2
+ENDING_S = 1.0
+"""One that has hung up is given so long to end, so that the box can say how it did."""
 LOOK_S = 0.25
 """How often a long wait looks whether the match was cancelled."""
 SUSPICIOUS_NS = 2_000_000
@@ -45,13 +47,15 @@ MAX_LINE = 1 << 20
 _KINDS = {status.value: status for status in (SeatStatus.LOAD, SeatStatus.CRASH, SeatStatus.ILLEGAL, SeatStatus.MEMORY)}
 
 
-def box_spec(packages: tuple[str, ...] = ("numpy",), preload: tuple[str, ...] = ("numpy",)) -> Spec:
-    """What is in an agent's box: Python with these packages warm, and our side of the conversation."""
+def box_spec() -> Spec:
+    """What is in an agent's box: Python with the packages for agents, warm, and our side of the conversation."""
+    visible = packages.for_agents()
     here = Path(__file__).parent
     mounts = tuple(
         Mount(source=str(here / f"{name}.py"), target=f"{FOLDER}/harena_{name}.py") for name in ("spaces", "harness")
     )
-    return Spec(packages=packages, preload=(*preload, "harena_harness"), paths=(FOLDER,), mounts=mounts)
+    preload = (*packages.warm(visible), "harena_harness")
+    return Spec(packages=visible, preload=preload, paths=(FOLDER,), mounts=mounts)
 
 
 class Fault(Exception):
@@ -81,14 +85,16 @@ class Place:
 
 
 class Seat:
-    def __init__(self, code: AgentCode, box: Sandbox, limits: Limits, cpus: set[int] | None) -> None:
-        """Asks for the agent's process; `sit` tells it where it sits."""
-        self.code = code
+    def __init__(self, box: Sandbox, limits: Limits) -> None:
+        """Asks for a process that will be an agent's; `sit` tells it whose, and where."""
+        self.code: AgentCode | None = None
         self.box = box
         self.limits = limits
-        self._cpus = cpus
         self._met = False
         self._ended = False
+        self._is_command = False
+        self._start: dict[str, Any] = {}
+        self._log = Log(0, 0)
         self._talk = box.talk(SOURCE, limits=limits)
         self._sock = self._talk.sock
         self._poll = select.poll()
@@ -99,8 +105,10 @@ class Seat:
         self._frozen_others = False
         self.frozen = False
 
-    def sit(self, place: Place, look: Callable[[], None]) -> None:
-        """For one game; one that has played before gets a new agent object."""
+    def sit(self, code: AgentCode, place: Place, cpus: set[int], look: Callable[[], None]) -> None:
+        """For one game; one that has played before, with the same code, gets a new agent object."""
+        self.code = code
+        self._is_command = bool(code.command)
         self.place = place
         self._look = look
         self.fault: Fault | None = None
@@ -113,26 +121,27 @@ class Seat:
         self._log = Log(place.log_bytes, place.output_bytes)
         self._started = time.monotonic()
         with contextlib.suppress(OSError):  # it is gone: waiting for its answer finds out why
-            self._begin()
+            self._begin(code, cpus)
 
     # ---- start ----
 
-    def _begin(self) -> None:
+    def _begin(self, code: AgentCode, cpus: set[int]) -> None:
+        last, self._start = self._start, self._start_message(code)
         if self._met:
             if self.frozen:
                 self._thaw()
-            if not self.code.command:
-                self._send(b"N" + json.dumps(self._start_message()).encode())
+            if not code.command:
+                news = {key: value for key, value in self._start.items() if value != last[key]}
+                self._send(b"N" + json.dumps(news).encode())
             return
         self._talk.met()
         self._met = True
-        if self._cpus:
-            self._talk.pin(self._cpus)
+        self._talk.pin(cpus)
         self._mark_ns = self._talk.cpu_ns()
-        for path, data in self.code.files.items():
+        for path, data in code.files.items():
             self._send_file(path, data)
-        start = b"I" + json.dumps(self._start_message()).encode()
-        if self.code.command:
+        start = b"I" + json.dumps(self._start).encode()
+        if code.command:
             self._hand_over_stdio(start)
         else:
             self._send(start)
@@ -160,11 +169,11 @@ class Seat:
         for at in range(0, len(data) or 1, step):
             self._send((b"f" if at else b"F") + head + data[at : at + step])
 
-    def _start_message(self) -> dict[str, Any]:
+    def _start_message(self, code: AgentCode) -> dict[str, Any]:
         place = self.place
         return {
-            "entry": self.code.entry,
-            "command": list(self.code.command),
+            "entry": code.entry,
+            "command": list(code.command),
             "player_id": place.seat,
             "seats": place.seats,
             "environment": place.environment,
@@ -177,27 +186,23 @@ class Seat:
     def ready(self) -> None:
         """Waits until the agent is loaded. All seats sit down before one is waited for."""
         deadline = self._started + self.place.clock.start_s
-        if self.code.command:
-            first = {"type": "init", **self._start_message()}
-            del first["entry"], first["command"]
-            self._put_line(first)
+        if self._is_command:
+            told = {key: value for key, value in self._start.items() if key not in ("entry", "command")}
+            self._put_line({"type": "init", **told})
             if self._get_line(deadline, "start-up").get("ready") is not True:
                 raise Fault(SeatStatus.PROTOCOL, 'the first line must be {"ready": true}')
             self._put_line({"type": "reset"})
-        elif not self._loaded and self._receive(deadline, None, "start-up") != b"r":
+        elif self._receive(deadline, None, "start-up") != b"r":
             raise Fault(SeatStatus.PROTOCOL, "it did not say that it is ready")
-        self._loaded = True
         self.start_s = time.monotonic() - self._started
         self._mark_ns = self._talk.cpu_ns()
-
-    _loaded = False
 
     # ---- moves ----
 
     def ask(self, observation: bytes) -> None:
         """Starts the clock of a move."""
         try:
-            if self.code.command:
+            if self._is_command:
                 value = self.place.observation.decode_all(observation)
                 self._put_line({"type": "act", "observation": self.place.observation.to_json(value)})
             elif len(observation) < Talk.MAX_PACKET:
@@ -212,7 +217,7 @@ class Seat:
     def answer(self, match_deadline: float, when_slow: Callable[[], None]) -> bytes:
         """The action's bytes, not yet checked by its space. Stops the clock."""
         self._waited_ns = 0
-        if self.code.command:
+        if self._is_command:
             when_slow()  # to start a line of JSON takes longer than to stop the others
             data = self._command_answer(match_deadline)
         else:
@@ -318,15 +323,12 @@ class Seat:
 
     def freeze(self) -> None:
         """While it is not its turn it stands still, and all that it started."""
-        self._freeze_main()
-        if self._talk.others():
-            self._talk.freeze_others()
-            self._frozen_others = True
-
-    def _freeze_main(self) -> None:
         self.frozen = True
         with contextlib.suppress(OSError):
             self._talk.freeze()
+        if self._talk.others():
+            self._talk.freeze_others()
+            self._frozen_others = True
 
     def _thaw(self) -> None:
         self.frozen = False
@@ -451,7 +453,7 @@ class Seat:
         self._ended = True
         self._take_log()
         try:
-            return self._talk.end()
+            return self._talk.end(ENDING_S)
         except BoxLost:
             return None
         finally:
@@ -460,19 +462,17 @@ class Seat:
     def close(self) -> None:
         if not self._ended:
             self._ended = True
-            if self.code.command and self._met:
+            if self._is_command and self._met:
                 self._put_line({"type": "end"})
             self._take_log()
             self._talk.drop()
             self._sock.close()
 
     def rest(self) -> bool:
-        """Between games it stands still; False when it cannot play another one."""
+        """After a game; False when it cannot play another one."""
         if self._ended or self.fault or not self._met:
             return False
         self._take_log()
-        if not self.frozen:
-            self._freeze_main()
         return True
 
     def log(self) -> str:

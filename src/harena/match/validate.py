@@ -47,6 +47,7 @@ def validate(
     clock: Clock = SMOKE_CLOCK,
     limits: ArchiveLimits = agents.DEFAULT_LIMITS,
     forbidden_imports: Sequence[str] = agents.FORBIDDEN_IMPORTS,
+    memory_mb: int = 512,
 ) -> Validation:
     """Raises HarenaError where it cannot say: see the top of this file."""
     game: Any = _matches("registry").make(environment)
@@ -63,6 +64,7 @@ def validate(
         seed=seed,
         match_id="validation",
         clock=clock,
+        memory_mb=memory_mb,
         record=False,
     )
     result = (play or _matches("play").play)(spec)

@@ -108,12 +108,15 @@ class Channel:
 
     def tell(self, op: int, body: bytes) -> None:
         """A request whose answer nobody wants."""
-        id = self.post(op, body)
+        self.ignore(self.post(op, body))
+
+    def ignore(self, id: int) -> None:
+        """Whatever still comes for this request goes nowhere."""
         with self._changed:
-            self._ignored.add(id)
+            arrived = self._arrived.pop(id, ())
             self._expected.discard(id)
-            if self._arrived.pop(id, None):
-                self._ignored.discard(id)
+            if all(frame.op == wire.Op.STARTED for frame in arrived):
+                self._ignored.add(id)
 
     def wait(self, id: int, timeout_s: float | None) -> wire.Frame:
         """The next answer to a request. BoxLost when the channel ends first or the time is over."""
@@ -213,7 +216,8 @@ class Channel:
                     if frame.op == wire.Op.DONE or frame.id == 0:
                         continue  # the end of something that nobody waits for any more
                     if frame.id in self._ignored:
-                        self._ignored.discard(frame.id)
+                        if frame.op != wire.Op.STARTED:  # the last word on it
+                            self._ignored.discard(frame.id)
                         continue
                     raise WireError(f"it answered a request {frame.id} that was not made")
                 queue = self._arrived.setdefault(frame.id, deque())

@@ -16,7 +16,7 @@ import weakref
 
 from harena.errors import BoxLost, WireError
 from harena.sandbox import outcome, wire
-from harena.sandbox.channel import Channel
+from harena.sandbox.channel import Channel, NoAnswer
 from harena.sandbox.spec import Limits, Result
 
 START_S = 30.0
@@ -75,7 +75,8 @@ class Talk:
                 raise WireError("the box did not say that the process was started")
             self.pid = _first_word(self.sock, self._box)
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-            self._pidfd = os.pidfd_open(self.pid)
+            with contextlib.suppress(ProcessLookupError):  # it may have ended already
+                self._pidfd = os.pidfd_open(self.pid)
             self._clock = (~self.pid << 3) | 2  # as clock_getcpuclockid(3) makes it
             return self
         except BaseException:
@@ -135,10 +136,13 @@ class Talk:
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(self.pid, cpus)
 
-    def end(self) -> Result:
-        """Ends it if it has not ended; how it ended, as the box saw it."""
+    def end(self, patience_s: float = 0.0) -> Result:
+        """Ends it if it has not ended by itself within `patience_s`; how it ended, as the box saw it."""
         try:
             frame = self._channel.check(self._job)
+            if frame is None and patience_s:
+                with contextlib.suppress(NoAnswer):
+                    frame = self._channel.wait(self._job, patience_s)
             killed = frame is None
             if frame is None:
                 self._channel.request(wire.Op.KILL, struct.pack("<II", self._job, 0))
@@ -156,6 +160,7 @@ class Talk:
             with contextlib.suppress(BoxLost):
                 self._channel.tell(wire.Op.KILL, struct.pack("<II", self._job, 0))
         finally:
+            self._channel.ignore(self._job)
             self._let_go()
 
     def _let_go(self) -> None:

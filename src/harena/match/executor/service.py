@@ -94,6 +94,7 @@ class Service:
                     clock=self._smoke_clock(),
                     limits=archive_limits(self._settings),
                     forbidden_imports=forbidden,
+                    memory_mb=self._settings.resource_limits.memory_limit,
                 )
             except HarenaError as error:
                 log.warning("validation of %r: %s", request.agent_id[: orders.MAX_ID], error)
