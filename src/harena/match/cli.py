@@ -149,6 +149,9 @@ def _fill_match(command: argparse.ArgumentParser) -> None:
         "--lockstep", action="store_true",
         help="many games in one exchange with the agents: quicker, but who crashes loses all that run",
     )  # fmt: skip
+    group.add_argument(
+        "--fresh", action="store_true", help="start the agents' processes anew for each game of a series"
+    )
     group.add_argument("--workers", type=int, metavar="N", help="matches at once (one for each core)")
 
     group = command.add_argument_group("watching and keeping")

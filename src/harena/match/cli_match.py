@@ -66,6 +66,7 @@ class Plan:
             seed=pairing.seed,
             clock=self.clock,
             config=self.config,
+            keep=args.games > 1 and not args.tournament and not args.fresh,
             record=bool(args.replay or args.html or (args.watch and self.game.hidden)),
             **({} if args.memory is None else {"memory_mb": args.memory}),
         )

@@ -228,8 +228,8 @@ class Seat:
             except BlockingIOError:
                 when_slow()
                 data = self._receive(match_deadline, self._move_ns + self.bank_ns, "a move")
-            except OSError:
-                raise self._gone() from None
+            except ConnectionResetError:  # see _packet
+                data = self._receive(match_deadline, self._move_ns + self.bank_ns, "a move")
             if data[:1] != b"a":
                 raise Fault(SeatStatus.PROTOCOL, "it sent something that is no action")
             data = data[1:]
@@ -373,8 +373,8 @@ class Seat:
                 return self._sock.recv(RECEIVE, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 self._wait(deadline, cpu_ns, what)
-            except OSError:
-                return b""
+            except ConnectionResetError:
+                continue  # it ended before it read all; what it sent before that is still to come, and then the end
 
     def _given_up(self, data: bytes) -> Fault:
         """The harness says why the agent cannot go on: words of a stranger, believed because they only hurt itself."""
