@@ -129,6 +129,19 @@ CONDITIONAL: dict[str, Callable[[Sequence[int]], int]] = {
     "clone": lambda a: allow_if(not a[0] & (NAMESPACES | CLONE_PARENT)),
 }
 
+
+def test_memory_that_is_nobodys_is_out_of_reach_where_nothing_counts_it() -> None:
+    for profile in Profile:
+        flags = FORK_FLAGS if profile is Profile.INTERPRETER else None
+        counted = seccomp.policy(profile, flags)
+        watched = seccomp.policy(profile, flags, counted=False)
+        assert {name for name in counted if counted[name] != watched[name]} == {"memfd_create", "msgget", "shmget"}
+        code = instructions(seccomp.assemble(profile, "x86_64", fork_flags=flags, counted=False))
+        for name in ("memfd_create", "msgget", "shmget"):
+            number = syscalls.NUMBERS["x86_64"][name]
+            assert run(code, ARCH["x86_64"], number, [0] * 6) == refuse(errno.ENOSYS)
+
+
 DENIED_NAMES = """
     ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd mount umount2 pivot_root move_mount fsopen fsconfig
     fsmount fspick open_tree open_tree_attr mount_setattr statmount listmount chroot unshare setns bpf perf_event_open

@@ -195,7 +195,12 @@ class LocalBox:
 
     def _configure(self, channel: Channel) -> None:
         paths = b"".join(os.fsencode(path) + b"\0" for path in plan.writable_paths(self.spec))
-        body = _filters(forks=self._bwrap is None) + bytes([self._place.version]) + paths + b"\0"
+        body = (
+            _filters(forks=self._bwrap is None, counted=self._place.version != 0)
+            + bytes([self._place.version])
+            + paths
+            + b"\0"
+        )
         with contextlib.ExitStack() as stack:
             fds: list[int] = []
             for folder in self._cgroups:
@@ -316,13 +321,16 @@ def _next_cpu() -> str:
 
 
 @functools.cache
-def _filters(*, forks: bool) -> bytes:
-    session = seccomp.assemble(seccomp.Profile.SESSION)
+def _filters(*, forks: bool, counted: bool) -> bytes:
+    def assemble(profile: seccomp.Profile, fork_flags: int | None = None) -> bytes:
+        return seccomp.assemble(profile, fork_flags=fork_flags, counted=counted)
+
+    session = assemble(seccomp.Profile.SESSION)
     programs = (
         session,
-        seccomp.assemble(seccomp.Profile.PROGRAM),
-        seccomp.assemble(seccomp.Profile.INTERPRETER, fork_flags=FORK_FLAGS) if forks else session,
-        seccomp.assemble(seccomp.Profile.TALK),
+        assemble(seccomp.Profile.PROGRAM),
+        assemble(seccomp.Profile.INTERPRETER, FORK_FLAGS) if forks else session,
+        assemble(seccomp.Profile.TALK),
     )
     return b"".join(wire.U32.pack(len(code)) + code for code in programs)
 

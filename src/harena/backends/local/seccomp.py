@@ -119,6 +119,9 @@ _ALLOWED = """
 _MISSING = "clone3 openat2 cachestat file_getattr file_setattr lsm_get_self_attr lsm_list_modules lsm_set_self_attr"
 # Their arguments are behind pointers that a filter cannot follow, or they are new: callers fall back on ENOSYS.
 
+_NOBODYS = "memfd_create msgget shmget"
+# What these hold is in no process's resident memory, which is all that can be watched where no cgroup counts.
+
 _SETID = 0o6000
 _CREATES = 0o100 | 0o20000000  # O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY
 
@@ -174,10 +177,13 @@ _CHECKED: dict[str, Action] = {
 }
 
 
-def policy(profile: Profile, fork_flags: int | None = None) -> dict[str, Action]:
-    """What becomes of each call by name; a known one that is not here gets EPERM."""
+def policy(profile: Profile, fork_flags: int | None = None, *, counted: bool = True) -> dict[str, Action]:
+    """What becomes of each call by name; a known one that is not here gets EPERM. `counted`: a cgroup counts memory
+    that belongs to no process; without one there must be no way to it."""
     actions: dict[str, Action] = dict.fromkeys(_ALLOWED.split(), ALLOW)
     actions |= dict.fromkeys(_MISSING.split(), ENOSYS)
+    if not counted:
+        actions |= dict.fromkeys(_NOBODYS.split(), ENOSYS)
     actions |= _CHECKED
     unix = Check(_low(0), (_AF_UNIX,), ALLOW, EAFNOSUPPORT)
     protocol = Check(_low(2), _TCP_OR_UDP, ALLOW, EPROTONOSUPPORT)
@@ -193,13 +199,15 @@ def policy(profile: Profile, fork_flags: int | None = None) -> dict[str, Action]
     return actions
 
 
-def assemble(profile: Profile, machine: str | None = None, *, fork_flags: int | None = None) -> bytes:
+def assemble(
+    profile: Profile, machine: str | None = None, *, fork_flags: int | None = None, counted: bool = True
+) -> bytes:
     """The filter as an array of struct sock_filter. `fork_flags` goes with Profile.INTERPRETER, and only with it."""
     if (profile is Profile.INTERPRETER) != (fork_flags is not None):
         raise ValueError("fork_flags goes with Profile.INTERPRETER, and only with it")
     if fork_flags is not None and not 0 < fork_flags <= WORD:
         raise ValueError(f"fork_flags={fork_flags:#x}: clone() takes 32 bits of flags")
-    return _assemble(profile, machine or _own_machine(), fork_flags)
+    return _assemble(profile, machine or _own_machine(), fork_flags, counted)
 
 
 def _own_machine() -> str:
@@ -213,11 +221,11 @@ _ARCH_WORD, _NUMBER_WORD = 4, 0
 
 
 @functools.lru_cache
-def _assemble(profile: Profile, machine: str, fork_flags: int | None) -> bytes:
+def _assemble(profile: Profile, machine: str, fork_flags: int | None, counted: bool) -> bytes:
     if machine not in syscalls.NUMBERS:
         known = " or ".join(syscalls.NUMBERS)
         raise IsolationUnavailable(f"no seccomp filter for a {machine} machine", fix=f"use a 64-bit {known} host")
-    actions = policy(profile, fork_flags)
+    actions = policy(profile, fork_flags, counted=counted)
     names = {number: name for name, number in syscalls.NUMBERS[machine].items()}
     by_number = [actions.get(names[n], EPERM) if n in names else ENOSYS for n in range(max(names) + 1)]
     assembler = Assembler()
