@@ -12,6 +12,8 @@ from pathlib import Path
 from peer import Peer, Unavailable, command, output
 
 PYTHON = os.environ.get("PEERS_PYTHON", "/usr/bin/python3")
+BARE = "-S"
+"""Without the host's packages, as in a box: what their .pth files do at every start is not the interpreter's."""
 """The interpreter of every peer that shows the host's own; containers have the one of their rootfs."""
 
 _BWRAP = [
@@ -57,7 +59,7 @@ def _prefixed(prefix: list[str]) -> Peer:
     return Peer(
         once={
             "cold_true": command(*prefix, "/bin/true"),
-            "cold_python": command(*prefix, PYTHON, "-c", "print(1)", prints="1\n"),
+            "cold_python": command(*prefix, PYTHON, BARE, "-c", "print(1)", prints="1\n"),
         },
-        run=lambda source: output([*prefix, PYTHON, "-c", source]),
+        run=lambda source: output([*prefix, PYTHON, BARE, "-c", source]),
     )

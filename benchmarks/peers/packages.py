@@ -29,9 +29,9 @@ def sandlock(_: Path) -> Generator[Peer]:
     yield Peer(
         once={
             "cold_true": lambda: _expect(output("/bin/true"), ""),
-            "cold_python": lambda: _expect(output(commands.PYTHON, "-c", "print(1)"), "1\n"),
+            "cold_python": lambda: _expect(output(commands.PYTHON, commands.BARE, "-c", "print(1)"), "1\n"),
         },
-        run=lambda source: output(commands.PYTHON, "-c", source),
+        run=lambda source: output(commands.PYTHON, commands.BARE, "-c", source),
     )
 
 
