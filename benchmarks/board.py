@@ -1,0 +1,97 @@
+"""The top of a large board on SQLite: how long a read takes, by filter and sort.
+
+python benchmarks/board.py [--rows 1000000] [--reads 1000] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harena.arena import models
+from harena.arena.models import EnvironmentKind, Kind, State
+from harena.arena.store import Filter, Sort, Store
+
+ENV = "CartPole-v1"
+PER_OWNER = 10
+BATCH = 20_000
+QUERIES: dict[str, tuple[Filter, Sort]] = {
+    "top 50": (Filter(), Sort.SCORE_DESC),
+    "newest 50": (Filter(), Sort.DATE_DESC),
+    "oldest 50": (Filter(), Sort.DATE_ASC),
+    "one user": (Filter(user="owner 77"), Sort.SCORE_DESC),
+    "one algorithm": (Filter(algorithm="A3"), Sort.SCORE_DESC),
+    "one algorithm, newest": (Filter(algorithm="A3"), Sort.DATE_DESC),
+    "scores 0.4 to 0.6": (Filter(score_min=0.4, score_max=0.6), Sort.SCORE_DESC),
+    "last tenth of the time": (Filter(date_from=900.0), Sort.SCORE_DESC),
+    "last thousandth of the time": (Filter(date_from=999.0), Sort.SCORE_DESC),
+}
+
+
+def entries(rows: int) -> Iterator[list[dict[str, Any]]]:
+    rng = random.Random(4)
+    for start in range(0, rows, BATCH):
+        yield [
+            {
+                "id": f"{n:032x}", "owner_id": f"{n // PER_OWNER:032x}", "env_id": ENV,
+                "algorithm": f"A{n % PER_OWNER}", "main_file": "agent.py", "digest": f"{n:064x}", "version": 1,
+                "kind": Kind.VERIFIED, "state": State.RANKED, "reason": "", "score": rng.random(),
+                "created_at": rng.random() * 1000, "updated_at": 0.0,
+            }
+            for n in range(start, min(start + BATCH, rows))
+        ]  # fmt: skip
+
+
+def fill(store: Store, rows: int) -> None:
+    store.put_environment(ENV, EnvironmentKind.VERIFIED)
+    place = ("env_id", "kind", "owner_id", "algorithm", "score")
+    for batch in entries(rows):
+        owners = {row["owner_id"]: f"owner {int(row['owner_id'], 16)}" for row in batch}
+        with store.begin() as connection:
+            owner_rows = [{"id": key, "name": name, "created_at": 0.0} for key, name in owners.items()]
+            connection.execute(models.owners.insert(), owner_rows)
+            connection.execute(models.submissions.insert(), batch)
+            connection.execute(models.board.insert(), [
+                {name: row[name] for name in place} | {"submission_id": row["id"], "at": row["created_at"]}
+                for row in batch
+            ])  # fmt: skip
+
+
+def read_ms(store: Store, where: Filter, sort: Sort, reads: int) -> dict[str, float]:
+    times: list[float] = []
+    for _ in range(reads):
+        start = time.perf_counter()
+        store.leaderboard(ENV, where=where, sort=sort, limit=50)
+        times.append((time.perf_counter() - start) * 1000)
+        if sum(times) > 10_000:
+            break
+    times.sort()
+    return {"median_ms": times[len(times) // 2], "p99_ms": times[int(len(times) * 0.99)]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--reads", type=int, default=1000)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(f"sqlite:///{Path(folder)}/board.db")
+        fill(store, args.rows)
+        found = {name: read_ms(store, where, sort, args.reads) for name, (where, sort) in QUERIES.items()}
+        store.close()
+    if args.json:
+        print(json.dumps(found))
+        return
+    for name, times in found.items():
+        print(f"{name:32} median {times['median_ms']:8.2f} ms   p99 {times['p99_ms']:8.2f} ms")
+
+
+if __name__ == "__main__":
+    main()

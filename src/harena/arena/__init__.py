@@ -1,0 +1,1 @@
+"""Submissions, verified evaluations, rating ladders and the jobs behind them."""

@@ -1,0 +1,206 @@
+"""Transactions over a database that a URL names. The only module that knows which database it is.
+
+Guarantees: one writer at a time on SQLite, readers never wait for it; what one `begin()` block writes is there as a
+whole or not at all, whenever the process dies; the schema is brought up to date on opening, and a database of a newer
+Harena is refused. On SQLite a loss of power may take the last moments with it unless `synchronous="full"`; a killed
+process loses nothing. PostgreSQL is chosen by its URL: statements above use row locks, which SQLite does not need.
+Threads may share one; a process opens its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.dialects import postgresql, sqlite
+
+from harena.arena import models
+from harena.arena.models import StoreError
+from harena.errors import SpecError
+
+BUSY_S = 30.0
+"""How long a write waits for another process's. A transaction of ours takes well below a millisecond."""
+PRAGMAS = (
+    f"PRAGMA busy_timeout={int(BUSY_S * 1000)}",
+    "PRAGMA journal_mode=WAL",
+    "PRAGMA foreign_keys=ON",
+    "PRAGMA trusted_schema=OFF",
+    "PRAGMA temp_store=MEMORY",
+    "PRAGMA cache_size=-32768",  # 32 MiB
+    "PRAGMA mmap_size=268435456",
+    "PRAGMA journal_size_limit=67108864",
+)
+_SCHEMA_LOCK = 0x6861_7265_6E61  # "harena", for PostgreSQL's advisory lock
+
+Migration = Callable[[sa.Connection], None]
+MIGRATIONS: dict[int, Migration] = {}
+"""By the version they lead to; each starts from the one before. A new database is made as `models` says."""
+
+
+class Database:
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float] = time.time,
+        synchronous: Literal["normal", "full"] = "normal",
+    ) -> None:
+        """`url` as SQLAlchemy reads it: "sqlite:////data/arena.db", "postgresql+psycopg://…"."""
+        self.clock = clock
+        self.engine = _engine(url, synchronous)
+        self._local = threading.local()
+        embedded = self.engine.dialect.name == "sqlite"
+        self._one_writer = _OneWriter(self.engine) if embedded else None
+        self._insert = sqlite.insert if embedded else postgresql.insert
+        try:
+            with self.begin() as connection:
+                _migrate(connection, self.clock())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._one_writer is not None:
+            self._one_writer.close()
+        self.engine.dispose()
+
+    @contextmanager
+    def begin(self) -> Generator[sa.Connection]:
+        """A write transaction. Inside another one of the same thread it joins it: the outermost commits. A method of
+        the store that raises one of `models`' errors or a SpecError has written nothing, so a block may go on."""
+        joined = self._joined()
+        if joined is not None:
+            yield joined
+            return
+        with (self._one_writer or self.engine).begin() as connection:
+            self._local.connection = connection
+            try:
+                yield connection
+            finally:
+                self._local.connection = None
+
+    @contextmanager
+    def read(self) -> Generator[sa.Connection]:
+        """For queries; inside `begin()` they see what it wrote."""
+        joined = self._joined()
+        if joined is not None:
+            yield joined
+            return
+        with self.engine.connect() as connection:
+            yield connection
+
+    def insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+        """An INSERT that knows ON CONFLICT."""
+        return self._insert(table)
+
+    def row(self, statement: sa.Executable, values: Mapping[str, Any] | None = None) -> sa.RowMapping | None:
+        with self.read() as connection, _storable_values():
+            return connection.execute(statement, values).mappings().first()
+
+    def rows(self, statement: sa.Executable, values: Mapping[str, Any] | None = None) -> list[sa.RowMapping]:
+        with self.read() as connection, _storable_values():
+            return list(connection.execute(statement, values).mappings())
+
+    def _joined(self) -> sa.Connection | None:
+        return getattr(self._local, "connection", None)
+
+
+class _OneWriter:
+    """SQLite has one writer at a time. Threads queue for it here, because SQLite's own way of waiting is to sleep and
+    look again, and share its connection, because getting one from the pool costs more than a claim."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self.turn = threading.Lock()
+        self.connection: sa.Connection | None = None
+
+    @contextmanager
+    def begin(self) -> Generator[sa.Connection]:
+        with self.turn:
+            if self.connection is None:
+                self.connection = self.engine.connect()
+                self.driver: Any = self.connection.connection.dbapi_connection
+            try:
+                self._begin()
+                yield self.connection
+                self.connection.commit()
+                self.driver.commit()
+            except BaseException:
+                self._drop()  # rolls back
+                raise
+
+    def _begin(self) -> None:
+        try:
+            self.driver.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            raise StoreError(f"the database cannot be written now: {error}") from error
+
+    def close(self) -> None:
+        with self.turn:
+            self._drop()
+
+    def _drop(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
+
+@contextmanager
+def _storable_values() -> Generator[None]:
+    """A search for what cannot be in a database, such as half a surrogate pair or 10**30, is the caller's error."""
+    try:
+        yield
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise SpecError("a value that no database can hold") from error
+
+
+def columns(table: sa.Table, record: type) -> list[sa.Column[Any]]:
+    """Those of the table that the dataclass has fields for."""
+    names = [field.name for field in dataclasses.fields(record)]
+    return [table.c[name] for name in names if name in table.c]
+
+
+def _engine(url: str, synchronous: str) -> sa.Engine:
+    try:
+        parsed = sa.make_url(url)
+    except exc.ArgumentError as error:
+        raise SpecError("the database's URL is of the form sqlite:////folder/arena.db or postgresql://…") from error
+    name = parsed.get_backend_name()
+    if name == "postgresql":
+        return sa.create_engine(parsed, pool_pre_ping=True)
+    if name != "sqlite":
+        raise SpecError(f"no support for {name} databases: use sqlite or postgresql")
+    if parsed.database in (None, "", ":memory:"):
+        raise SpecError("SQLite needs a file, as in sqlite:////data/arena.db: workers share it")
+    engine = sa.create_engine(parsed, pool_size=16, max_overflow=48, pool_timeout=BUSY_S)
+
+    def connected(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # the driver starts no transactions of its own
+        for pragma in (*PRAGMAS, f"PRAGMA synchronous={synchronous}"):
+            connection.execute(pragma).close()
+
+    event.listen(engine, "connect", connected)
+    return engine
+
+
+def _migrate(connection: sa.Connection, now: float) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+    table = models.schema_version
+    if not sa.inspect(connection).has_table(table.name):
+        models.metadata.create_all(connection)
+        connection.execute(table.insert().values(version=models.SCHEMA_VERSION, applied_at=now))
+        return
+    found = connection.scalar(sa.select(sa.func.max(table.c.version))) or 0
+    if found > models.SCHEMA_VERSION:
+        raise StoreError(f"the database has schema {found}, this Harena knows {models.SCHEMA_VERSION}: update Harena")
+    for version in range(found + 1, models.SCHEMA_VERSION + 1):
+        MIGRATIONS[version](connection)
+        connection.execute(table.insert().values(version=version, applied_at=now))

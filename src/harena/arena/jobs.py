@@ -1,0 +1,284 @@
+"""Work that has to be done, in a table. Guarantees: a job has one holder at a time; its finish counts once; a job whose
+worker died is given out again when its lease is over, and the dead worker's late answer is refused; a job that keeps
+failing ends as dead, with the reason. Does not promise that a job *runs* once: its effects must be written in the same
+`begin()` block as its `finish`, and then they happen once.
+
+    with database.begin():          # all of it or nothing
+        queue.finish(job)           # raises LeaseLost when somebody else has it
+        store.rank(...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from harena.arena.database import Database, columns
+from harena.arena.models import JobState, LeaseLost, NotFound, jobs, name_text, reason_text
+
+LEASE_S = 60.0
+"""Three missed heartbeats of 20 s: a busy machine is not a dead one."""
+MAX_ATTEMPTS = 3
+BACKOFF_S = 2.0
+"""Before the second attempt; doubles with each."""
+MAX_BACKOFF_S = 300.0
+RECENT = 50
+"""Finished jobs that an ETA is estimated from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    id: int
+    kind: str
+    payload: dict[str, Any]
+    key: str | None
+    state: JobState
+    priority: int
+    attempts: int
+    """Begun so far."""
+    max_attempts: int
+    fence: int
+    """Counts claims and never goes back: who holds an older one has lost the job."""
+    worker: str | None
+    reason: str
+    run_at: float
+    lease_until: float | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    position: int
+    """Jobs that will be started before this one; 0: it is next, running or over."""
+    eta_s: float | None
+    """Until it is finished, by the pace of recent jobs of its kind; None: not enough is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    requeued: tuple[Job, ...]
+    dead: tuple[Job, ...]
+
+
+def backoff_s(attempts: int) -> float:
+    """The wait after so many attempts."""
+    return min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(attempts - 1, 30))
+
+
+class Queue:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._add = database.insert(jobs).on_conflict_do_nothing(index_elements=["key"]).returning(jobs.c.id)
+
+    # ---- giving work ----
+
+    def enqueue(
+        self,
+        kind: str,
+        payload: dict[str, Any],
+        *,
+        key: str | None = None,
+        priority: int = 0,
+        delay_s: float = 0.0,
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> int:
+        """The job's id. Of jobs with one key there is only ever one: a second call returns the first's id."""
+        now = self.database.clock()
+        row = _new(kind, payload, key, priority, now, delay_s, max_attempts)
+        with self.database.begin() as connection:
+            made = connection.execute(self._add, row).scalar()
+            if made is not None:
+                return made
+            return connection.execute(sa.select(jobs.c.id).where(jobs.c.key == key)).scalar_one()
+
+    def enqueue_many(self, kind: str, payloads: Sequence[dict[str, Any]], *, priority: int = 0) -> None:
+        now = self.database.clock()
+        rows = [_new(kind, payload, None, priority, now, 0.0, MAX_ATTEMPTS) for payload in payloads]
+        if rows:
+            with self.database.begin() as connection:
+                connection.execute(jobs.insert(), rows)
+
+    def cancel(self, job_id: int, *, reason: str = "cancelled") -> bool:
+        """Whether it was still to be done. A worker that holds it learns at its next heartbeat."""
+        return self._end(_open(job_id), JobState.CANCELLED, reason)
+
+    def revive(self, job_id: int) -> bool:
+        """A dead job gets all its attempts again."""
+        dead = (jobs.c.id == job_id) & (jobs.c.state == JobState.DEAD)
+        values = {"state": JobState.QUEUED, "attempts": 0, "run_at": self.database.clock(), "finished_at": None}
+        with self.database.begin() as connection:
+            return connection.execute(jobs.update().where(dead).values(values)).rowcount == 1
+
+    # ---- doing it ----
+
+    def claim(self, kind: str, worker: str, *, lease_s: float = LEASE_S) -> Job | None:
+        """The next job of that kind, for this worker alone until the lease is over; None: nothing to do now."""
+        now = self.database.clock()
+        values = {"job_kind": kind, "now": now, "holder": worker, "until": now + lease_s}
+        with self.database.begin() as connection:
+            row = connection.execute(CLAIM, values).mappings().first()
+        return Job(**row) if row else None
+
+    def heartbeat(self, job: Job, *, lease_s: float = LEASE_S) -> None:
+        """Keeps the lease; raises LeaseLost when there is none to keep."""
+        self._held(job, lease_until=self.database.clock() + lease_s)
+
+    def finish(self, job: Job) -> None:
+        """Done, once: raises LeaseLost when the job is no longer this holder's."""
+        self._held(job, state=JobState.DONE, finished_at=self.database.clock(), lease_until=None)
+
+    def fail(self, job: Job, reason: str, *, retry: bool = True) -> Job:
+        """Queued again after a wait, or dead when the attempts are used up or a retry is no use."""
+        with self.database.begin():
+            self._held(job, **_after_failure(job, reason_text(reason), self.database.clock(), retry=retry))
+            return self.get(job.id)
+
+    def sweep(self) -> Swept:
+        """Takes jobs from workers whose lease is over. Write what follows from `dead` in the same `begin()` block."""
+        now = self.database.clock()
+        late = (jobs.c.state == JobState.RUNNING) & (jobs.c.lease_until < now)
+        requeued: list[Job] = []
+        dead: list[Job] = []
+        with self.database.begin():
+            for row in self.database.rows(_JOBS.where(late).order_by(jobs.c.id).with_for_update(skip_locked=True)):
+                job = Job(**row)
+                reason = f"worker {job.worker} stopped answering (attempt {job.attempts} of {job.max_attempts})"
+                self._held(job, **_after_failure(job, reason, now, retry=True))
+                ended = self.get(job.id)
+                (dead if ended.state is JobState.DEAD else requeued).append(ended)
+        return Swept(requeued=tuple(requeued), dead=tuple(dead))
+
+    # ---- looking ----
+
+    def get(self, job_id: int) -> Job:
+        row = self.database.row(_JOBS.where(jobs.c.id == job_id))
+        if row is None:
+            raise NotFound(f"no job {job_id}")
+        return Job(**row)
+
+    def find(self, key: str) -> Job | None:
+        row = self.database.row(_JOBS.where(jobs.c.key == key))
+        return Job(**row) if row else None
+
+    def dead(self, *, limit: int = 100) -> list[Job]:
+        """The dead letters, newest first."""
+        query = _JOBS.where(jobs.c.state == JobState.DEAD).order_by(jobs.c.id.desc()).limit(limit)
+        return [Job(**row) for row in self.database.rows(query)]
+
+    def counts(self) -> dict[tuple[str, JobState], int]:
+        query = sa.select(jobs.c.kind, jobs.c.state, sa.func.count().label("n")).group_by(jobs.c.state, jobs.c.kind)
+        return {(row["kind"], row["state"]): row["n"] for row in self.database.rows(query)}
+
+    def place(self, job_id: int) -> Place:
+        job, now = self.get(job_id), self.database.clock()
+        if job.state not in (JobState.QUEUED, JobState.RUNNING):
+            return Place(position=0, eta_s=0.0)
+        pace_s = self._pace_s(job.kind)
+        if job.state is JobState.RUNNING:
+            left = None if pace_s is None else max(0.0, pace_s - (now - (job.started_at or now)))
+            return Place(position=0, eta_s=left)
+        ahead, workers = self._count(_ahead(job)), max(1, self._count(_running(job.kind, now)))
+        if pace_s is None:
+            return Place(position=ahead, eta_s=None)
+        return Place(position=ahead, eta_s=max(job.run_at - now, ahead // workers * pace_s) + pace_s)
+
+    def prune(self, *, older_than_s: float) -> int:
+        """Deletes jobs that were done or cancelled so long ago; dead ones stay. A pruned key may be used again."""
+        old = jobs.c.state.in_([JobState.DONE, JobState.CANCELLED]) & (
+            jobs.c.finished_at < self.database.clock() - older_than_s
+        )  # fmt: skip
+        with self.database.begin() as connection:
+            return connection.execute(jobs.delete().where(old)).rowcount
+
+    def _held(self, job: Job, **values: Any) -> None:
+        values |= {"held_id": job.id, "held_fence": job.fence}
+        with self.database.begin() as connection:
+            if connection.execute(_HELD, values).rowcount != 1:
+                raise LeaseLost(f"job {job.id} is no longer {job.worker}'s: drop its result")
+
+    def _end(self, which: sa.ColumnElement[bool], state: JobState, reason: str) -> bool:
+        values = {"state": state, "reason": reason_text(reason), "finished_at": self.database.clock()}
+        with self.database.begin() as connection:
+            return connection.execute(jobs.update().where(which).values(values)).rowcount == 1
+
+    def _pace_s(self, kind: str) -> float | None:
+        took = (jobs.c.finished_at - jobs.c.started_at).label("took_s")
+        recent = sa.select(took).where(
+            jobs.c.kind == kind, jobs.c.finished_at.is_not(None), jobs.c.state == JobState.DONE
+        )  # fmt: skip
+        recent = recent.order_by(jobs.c.finished_at.desc()).limit(RECENT).subquery()
+        row = self.database.row(sa.select(sa.func.avg(recent.c.took_s).label("pace_s")))
+        return row["pace_s"] if row else None
+
+    def _count(self, which: sa.ColumnElement[bool]) -> int:
+        row = self.database.row(sa.select(sa.func.count().label("n")).select_from(jobs).where(which))
+        return row["n"] if row else 0
+
+
+_JOBS = sa.select(*columns(jobs, Job))
+
+_HELD = jobs.update().where(
+    jobs.c.id == sa.bindparam("held_id"),
+    jobs.c.fence == sa.bindparam("held_fence"),
+    jobs.c.state == sa.literal(JobState.RUNNING, jobs.c.state.type),
+)
+"""Sets what it is executed with, if the claim is still the current one."""
+
+_next = (
+    sa.select(jobs.c.id)
+    .where(jobs.c.state == JobState.QUEUED, jobs.c.kind == sa.bindparam("job_kind"))
+    .where(jobs.c.run_at <= sa.bindparam("now"))
+    .order_by(jobs.c.priority.desc(), jobs.c.id)
+    .limit(1)
+    .with_for_update(skip_locked=True)
+    .scalar_subquery()
+)
+CLAIM = (
+    jobs.update()
+    .where(jobs.c.id == _next)
+    .values(
+        state=JobState.RUNNING,
+        worker=sa.bindparam("holder"),
+        lease_until=sa.bindparam("until"),
+        started_at=sa.bindparam("now"),
+        attempts=jobs.c.attempts + 1,
+        fence=jobs.c.fence + 1,
+    )
+    .returning(*columns(jobs, Job))
+)
+"""One statement, so that nobody comes between the look and the claim."""
+
+
+def _new(
+    kind: str, payload: dict[str, Any], key: str | None, priority: int, now: float, delay_s: float, max_attempts: int
+) -> dict[str, Any]:
+    return {
+        "kind": name_text(kind, "a job's kind", max_chars=32), "payload": payload, "priority": priority,
+        "key": None if key is None else name_text(key, "a job's key"), "state": JobState.QUEUED, "attempts": 0,
+        "max_attempts": max_attempts, "fence": 0, "reason": "", "run_at": now + delay_s, "created_at": now,
+    }  # fmt: skip
+
+
+def _after_failure(job: Job, reason: str, now: float, *, retry: bool) -> dict[str, Any]:
+    if retry and job.attempts < job.max_attempts:
+        wait_s = backoff_s(job.attempts)
+        return {"state": JobState.QUEUED, "reason": reason, "run_at": now + wait_s, "lease_until": None}
+    return {"state": JobState.DEAD, "reason": reason, "finished_at": now, "lease_until": None}
+
+
+def _open(job_id: int) -> sa.ColumnElement[bool]:
+    return (jobs.c.id == job_id) & jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
+
+
+def _ahead(job: Job) -> sa.ColumnElement[bool]:
+    sooner = (jobs.c.priority > job.priority) | ((jobs.c.priority == job.priority) & (jobs.c.id < job.id))
+    return (jobs.c.state == JobState.QUEUED) & (jobs.c.kind == job.kind) & sooner
+
+
+def _running(kind: str, now: float) -> sa.ColumnElement[bool]:
+    return (jobs.c.state == JobState.RUNNING) & (jobs.c.kind == kind) & (jobs.c.lease_until >= now)

@@ -1,0 +1,468 @@
+"""What the arena remembers: its tables, and the life of a submission as one pure function.
+
+Guarantees: a submission changes state only along `transition`; matches, ratings, evaluations and events are only ever
+added to; text and JSON from users are capped and checked before they reach a database. Times are seconds since 1970,
+ids are uuid4 in hex, files are named by their sha256. Does not talk to a database: `store` and `jobs` do.
+
+StoreError
+├── NotFound             no such row
+├── Conflict             somebody else changed it first, or the name is taken: read again
+├── IllegalTransition    the submission's state does not allow that
+├── QuotaExceeded        the owner has used up what the host allows; says when to come back
+├── KeyRefused           no such key, or expired, revoked, or without the scope
+└── LeaseLost            the job was cancelled, taken over or finished: drop its result
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from harena.errors import HarenaError, SpecError
+
+SCHEMA_VERSION = 1
+
+MAX_NAME = 200
+"""Owners, algorithms, environments, file names: longer ones are refused."""
+MAX_REASON = 4000
+"""A reason is cut to this: it may quote what a box printed."""
+MAX_JSON = 1 << 20
+
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class StoreError(HarenaError):
+    """The database's answer was no."""
+
+
+class NotFound(StoreError):
+    pass
+
+
+class Conflict(StoreError):
+    pass
+
+
+class IllegalTransition(StoreError):
+    pass
+
+
+class QuotaExceeded(StoreError):
+    pass
+
+
+class KeyRefused(StoreError):
+    """One sentence for all causes but a missing scope, so that nobody learns which keys exist."""
+
+
+class LeaseLost(StoreError):
+    pass
+
+
+# ---- the life of a submission ----
+
+
+class State(enum.StrEnum):
+    RECEIVED = "received"
+    CHECKED = "checked"
+    QUEUED = "queued"
+    RUNNING = "running"
+    RANKED = "ranked"
+    REJECTED = "rejected"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Event(enum.StrEnum):
+    CHECK = "check"
+    QUEUE = "queue"
+    START = "start"
+    RELEASE = "release"
+    """The worker is gone; another one will start it again."""
+    RANK = "rank"
+    REJECT = "reject"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    REEVALUATE = "reevaluate"
+
+
+ACTIVE = frozenset({State.RECEIVED, State.CHECKED, State.QUEUED, State.RUNNING})
+"""These count against the quota of submissions at once."""
+
+_S, _E = State, Event
+TRANSITIONS = {
+    (_S.RECEIVED, _E.CHECK): _S.CHECKED,
+    (_S.RECEIVED, _E.REJECT): _S.REJECTED,
+    (_S.RECEIVED, _E.FAIL): _S.FAILED,
+    (_S.RECEIVED, _E.CANCEL): _S.CANCELLED,
+    (_S.CHECKED, _E.QUEUE): _S.QUEUED,
+    (_S.CHECKED, _E.REJECT): _S.REJECTED,
+    (_S.CHECKED, _E.FAIL): _S.FAILED,
+    (_S.CHECKED, _E.CANCEL): _S.CANCELLED,
+    (_S.QUEUED, _E.START): _S.RUNNING,
+    (_S.QUEUED, _E.FAIL): _S.FAILED,
+    (_S.QUEUED, _E.CANCEL): _S.CANCELLED,
+    (_S.RUNNING, _E.RELEASE): _S.QUEUED,
+    (_S.RUNNING, _E.RANK): _S.RANKED,
+    (_S.RUNNING, _E.REJECT): _S.REJECTED,
+    (_S.RUNNING, _E.FAIL): _S.FAILED,
+    (_S.RUNNING, _E.CANCEL): _S.CANCELLED,
+    (_S.RANKED, _E.REEVALUATE): _S.QUEUED,
+    (_S.FAILED, _E.REEVALUATE): _S.RECEIVED,  # it may have failed before it was checked
+    (_S.CANCELLED, _E.REEVALUATE): _S.RECEIVED,
+}
+
+
+def transition(state: State, event: Event) -> State:
+    """The state after the event. What the table does not list is refused."""
+    after = TRANSITIONS.get((state, event))
+    if after is None:
+        allowed = ", ".join(known for at, known in TRANSITIONS if at is state) or "nothing, it is final"
+        raise IllegalTransition(f"a {state} submission cannot {event}; allowed: {allowed}")
+    return after
+
+
+class Kind(enum.StrEnum):
+    """Of an evaluation. The two never share a board."""
+
+    VERIFIED = "verified"
+    SELF_REPORTED = "self-reported"
+
+
+class EnvironmentKind(enum.StrEnum):
+    VERIFIED = "verified"
+    LADDER = "ladder"
+    SCRIPT_ONLY = "script-only"
+
+
+class Scope(enum.StrEnum):
+    READ = "read"
+    SUBMIT = "submit"
+    HOST = "host"
+    ADMIN = "admin"
+    """Implies the others."""
+
+
+class MatchState(enum.StrEnum):
+    """The last four as in harena.match.result.MatchStatus."""
+
+    SCHEDULED = "scheduled"
+    FINISHED = "finished"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    VOID = "void"
+
+
+class JobState(enum.StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    DEAD = "dead"
+    """Out of attempts, or not worth another: somebody has to look."""
+    CANCELLED = "cancelled"
+
+
+# ---- what users send ----
+
+
+def name_text(value: str, what: str, *, max_chars: int = MAX_NAME) -> str:
+    """A short text, unchanged. Refuses what one of the databases could not give back."""
+    if not isinstance(value, str) or not 0 < len(value) <= max_chars:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SpecError(f"{what} is a text of 1 to {max_chars} characters")
+    if not _storable(value):
+        raise SpecError(f"{what} has characters that are not valid Unicode text")
+    return value
+
+
+def digest_text(value: str) -> str:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SpecError("a digest is a sha256: 64 hexadecimal digits in lower case")
+    return value
+
+
+def reason_text(value: str) -> str:
+    """Any text, cut and made storable: a failure is always recorded, whatever it quotes."""
+    if not _storable(value):
+        value = value.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
+    return value if len(value) <= MAX_REASON else value[: MAX_REASON - 1] + "…"
+
+
+def _storable(value: str) -> bool:
+    if "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class NotJson(SpecError, exc.DontWrapMixin):
+    """A value that JSON cannot carry, or more of it than is kept. Passes through SQLAlchemy as it is."""
+
+
+class Json(sa.TypeDecorator[dict[str, Any]]):
+    """A JSON object as text: the same on every database."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: dict[str, Any] | None, dialect: sa.Dialect) -> str | None:
+        return None if value is None else json_text(value)
+
+    def process_result_value(self, value: Any | None, dialect: sa.Dialect) -> dict[str, Any] | None:
+        return None if value is None else json.loads(value)
+
+
+def json_text(value: dict[str, Any]) -> str:
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotJson(f"not a JSON object that can be kept: {error}") from error
+    if len(text) > MAX_JSON:
+        raise NotJson(f"a JSON object of {len(text)} characters; at most {MAX_JSON} are kept")
+    return text
+
+
+class Choice(sa.TypeDecorator[enum.StrEnum]):
+    """An enum by its value."""
+
+    impl = sa.String(16)
+    cache_ok = True
+
+    def __init__(self, choices: type[enum.StrEnum]) -> None:
+        super().__init__()
+        self.choices = choices
+
+    def process_bind_param(self, value: enum.StrEnum | None, dialect: sa.Dialect) -> str | None:
+        return None if value is None else self.choices(value).value
+
+    def process_result_value(self, value: Any | None, dialect: sa.Dialect) -> enum.StrEnum | None:
+        return None if value is None else self.choices(value)
+
+
+# ---- tables ----
+
+metadata = sa.MetaData()
+
+_Id = sa.String(32)
+_Digest = sa.String(64)
+_Name = sa.String(MAX_NAME)
+_Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+
+def _time(name: str, *, nullable: bool = False) -> sa.Column[float]:
+    return sa.Column(name, sa.Double, nullable=nullable)
+
+
+schema_version = sa.Table(
+    "schema_version", metadata, sa.Column("version", sa.Integer, primary_key=True), _time("applied_at")
+)
+
+owners = sa.Table(
+    "owners",
+    metadata,
+    sa.Column("id", _Id, primary_key=True),
+    sa.Column("name", _Name, nullable=False, unique=True),
+    sa.Column("per_day", sa.Integer),  # null: the host's default
+    sa.Column("at_once", sa.Integer),
+    _time("created_at"),
+)
+
+keys = sa.Table(
+    "keys",
+    metadata,
+    sa.Column("id", _Id, primary_key=True),
+    sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), nullable=False, index=True),
+    sa.Column("digest", _Digest, nullable=False),
+    sa.Column("scopes", sa.String(64), nullable=False),
+    sa.Column("label", _Name, nullable=False),
+    _time("created_at"),
+    _time("expires_at", nullable=True),
+    _time("revoked_at", nullable=True),
+)
+
+environments = sa.Table(
+    "environments",
+    metadata,
+    sa.Column("env_id", _Name, primary_key=True),
+    sa.Column("kind", Choice(EnvironmentKind), nullable=False),
+    sa.Column("settings", Json, nullable=False),
+    sa.Column("enabled", sa.Boolean, nullable=False),
+    _time("created_at"),
+    _time("updated_at"),
+)
+
+seasons = sa.Table(
+    "seasons",
+    metadata,
+    sa.Column("id", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("env_id", _Name, sa.ForeignKey("environments.env_id"), nullable=False),
+    sa.Column("name", _Name, nullable=False),
+    sa.Column("secret", sa.LargeBinary(32), nullable=False),
+    sa.Column("frozen", sa.Boolean, nullable=False),
+    _time("started_at"),
+    _time("ended_at", nullable=True),
+    sqlite_autoincrement=True,
+)
+sa.Index(
+    "one_live_season", seasons.c.env_id, unique=True,
+    sqlite_where=seasons.c.ended_at.is_(None), postgresql_where=seasons.c.ended_at.is_(None),
+)  # fmt: skip
+
+submissions = sa.Table(
+    "submissions",
+    metadata,
+    sa.Column("id", _Id, primary_key=True),
+    sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), nullable=False),
+    sa.Column("env_id", _Name, sa.ForeignKey("environments.env_id"), nullable=False),
+    sa.Column("season_id", _Serial, sa.ForeignKey("seasons.id")),
+    sa.Column("algorithm", _Name, nullable=False),
+    sa.Column("client_id", _Name),
+    sa.Column("main_file", _Name, nullable=False),
+    sa.Column("digest", _Digest, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("kind", Choice(Kind), nullable=False),
+    sa.Column("state", Choice(State), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("log_digest", _Digest),
+    sa.Column("score", sa.Double),  # what stands on the board; null: nothing does
+    sa.Column("low", sa.Double),
+    sa.Column("high", sa.Double),
+    _time("created_at"),
+    _time("updated_at"),
+    _time("deleted_at", nullable=True),
+    sa.UniqueConstraint("owner_id", "env_id", "algorithm", "version"),
+    sa.Index("submissions_by_score", "env_id", "kind", "owner_id", "algorithm", "score"),
+    sa.Index("submissions_by_owner", "owner_id", "state", "created_at"),
+    sa.Index("submissions_by_state", "state", "created_at"),
+)
+
+charges = sa.Table(
+    "charges",
+    metadata,
+    sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), primary_key=True),
+    sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), nullable=False),
+    sa.Column("day", sa.Integer, nullable=False),  # days since 1970, UTC
+    _time("refunded_at", nullable=True),
+    sa.Index("charges_of_day", "owner_id", "day"),
+)
+
+evaluations = sa.Table(
+    "evaluations",
+    metadata,
+    sa.Column("id", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), nullable=False, index=True),
+    sa.Column("kind", Choice(Kind), nullable=False),
+    sa.Column("score", sa.Double, nullable=False),
+    sa.Column("low", sa.Double),
+    sa.Column("high", sa.Double),
+    sa.Column("episodes", sa.Integer, nullable=False),
+    sa.Column("metrics", Json, nullable=False),
+    _time("created_at"),
+    sqlite_autoincrement=True,
+)
+
+board = sa.Table(
+    "board",
+    metadata,
+    sa.Column("env_id", _Name, primary_key=True),
+    sa.Column("kind", Choice(Kind), primary_key=True),
+    sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), primary_key=True),
+    sa.Column("algorithm", _Name, primary_key=True),
+    sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), nullable=False),
+    sa.Column("score", sa.Double, nullable=False),
+    sa.Column("low", sa.Double),
+    sa.Column("high", sa.Double),
+    _time("at"),
+)
+"""The best entry of each owner and algorithm, kept by the store in the transaction that changes a score."""
+sa.Index("board_by_score", board.c.env_id, board.c.kind, board.c.score.desc(), board.c.at, board.c.submission_id)
+sa.Index("board_by_date", board.c.env_id, board.c.kind, board.c.at, board.c.submission_id)
+sa.Index(
+    "board_of_algorithm",
+    board.c.env_id, board.c.kind, board.c.algorithm, board.c.score.desc(), board.c.at, board.c.submission_id,
+)  # fmt: skip
+
+matches = sa.Table(
+    "matches",
+    metadata,
+    sa.Column("number", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("id", _Id, nullable=False, unique=True),
+    sa.Column("env_id", _Name, sa.ForeignKey("environments.env_id"), nullable=False),
+    sa.Column("season_id", _Serial, sa.ForeignKey("seasons.id")),
+    sa.Column("seed", sa.String(20), nullable=False),  # unsigned 64 bit: more than the databases' integers hold
+    sa.Column("rated", sa.Boolean, nullable=False),
+    sa.Column("state", Choice(MatchState), nullable=False),
+    sa.Column("winner", sa.Integer),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("replay_digest", _Digest),
+    _time("created_at"),
+    _time("finished_at", nullable=True),
+    sa.Index("matches_in_order", "env_id", "state", "number"),
+    sqlite_autoincrement=True,
+)
+
+seats = sa.Table(
+    "seats",
+    metadata,
+    sa.Column("match_number", _Serial, sa.ForeignKey("matches.number"), primary_key=True),
+    sa.Column("seat", sa.Integer, primary_key=True),
+    sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), nullable=False),
+    sa.Column("score", sa.Double),
+    sa.Column("status", sa.String(16)),
+    sa.Index("seats_of_submission", "submission_id", "match_number"),
+)
+
+ratings = sa.Table(
+    "ratings",
+    metadata,
+    sa.Column("match_number", _Serial, sa.ForeignKey("matches.number"), primary_key=True),
+    sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), primary_key=True),
+    sa.Column("mu", sa.Double, nullable=False),
+    sa.Column("sigma", sa.Double, nullable=False),
+    _time("created_at"),
+    sa.Index("ratings_of_submission", "submission_id", "match_number"),
+)
+"""After each rated match. The primary key is why no match moves a rating twice."""
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("number", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("topic", sa.String(MAX_NAME + 32), nullable=False),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("body", Json, nullable=False),
+    _time("created_at"),
+    sa.Index("events_of_topic", "topic", "number"),
+    sqlite_autoincrement=True,
+)
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("id", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("payload", Json, nullable=False),
+    sa.Column("key", _Name, unique=True),
+    sa.Column("state", Choice(JobState), nullable=False),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("max_attempts", sa.Integer, nullable=False),
+    sa.Column("fence", sa.Integer, nullable=False),
+    sa.Column("worker", _Name),
+    sa.Column("reason", sa.Text, nullable=False),
+    _time("run_at"),
+    _time("lease_until", nullable=True),
+    _time("created_at"),
+    _time("started_at", nullable=True),
+    _time("finished_at", nullable=True),
+    sqlite_autoincrement=True,
+)
+sa.Index("jobs_in_order", jobs.c.state, jobs.c.kind, jobs.c.priority.desc(), jobs.c.id)
+sa.Index("jobs_by_end", jobs.c.kind, jobs.c.finished_at)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import sqlalchemy as sa
+from entries import ENV, submit
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from harena.arena import database, models
+from harena.arena.jobs import Queue
+from harena.arena.models import State, StoreError
+from harena.arena.store import Store
+from harena.errors import SpecError
+
+
+def test_events_are_numbered_and_read_on_from_any_of_them(store):
+    start = store.last_event()
+    for n in range(5):
+        store.publish("a" if n % 2 else "b", "tick", {"n": n})
+    assert [notice.body["n"] for notice in store.events_after(start)] == [0, 1, 2, 3, 4]
+    third = store.events_after(start)[2].number
+    assert [notice.body["n"] for notice in store.events_after(third, topic="a")] == [3]
+    assert store.last_event() == third + 2
+
+
+def test_a_block_that_raises_leaves_no_trace_and_the_store_usable(store):
+    before = store.last_event()
+    with pytest.raises(ZeroDivisionError), store.begin():
+        made = submit(store)
+        assert store.submission(made.id) == made
+        _ = 1 / 0
+    assert (store.submissions_of("ann"), store.last_event()) == ([], before)
+    assert submit(store).version == 1
+
+
+def test_readers_do_not_wait_for_the_writer(store):
+    seen = []
+    with store.begin():
+        submit(store)
+        reader = threading.Thread(target=lambda: seen.append(store.submissions_of("ann")))
+        reader.start()
+        reader.join(10)
+    assert seen == [[]]
+
+
+def test_a_database_that_stays_locked_is_said_to_be_and_the_store_recovers(store, url, monkeypatch):
+    monkeypatch.setattr(database, "PRAGMAS", ("PRAGMA busy_timeout=20",))
+    other = Store(url)
+    with store.begin(), pytest.raises(StoreError, match="cannot be written now"):
+        other.publish("x", "x", {})
+    other.publish("x", "x", {})
+    other.close()
+
+
+KILLED = """
+import os, signal, sys
+import sqlalchemy as sa
+from harena.arena.jobs import Queue
+from harena.arena.models import Event, Kind
+from harena.arena.store import Outcome, Quota, Store
+store = Store(sys.argv[1])
+queue = Queue(store)
+left = int(sys.argv[2])
+def executed(*_):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+sa.event.listen(store.engine, "after_cursor_execute", executed)
+while True:
+    with store.begin():
+        made = store.submit("ann", "CartPole-v1", algorithm="A", digest="0" * 64, main_file="a.py", quota=Quota(per_day=None, at_once=None))
+        store.check(made.id, Kind.VERIFIED)
+        store.move(made.id, Event.QUEUE)
+        queue.enqueue("evaluate", {"id": made.id}, key=made.id)
+    job = queue.claim("evaluate", "w")
+    store.move(made.id, Event.START)
+    with store.begin():
+        queue.finish(job)
+        store.rank(made.id, Outcome(score=float(made.version)))
+"""
+
+
+@pytest.mark.parametrize("statements", [11, 16, 23, 24, 29, 31, 35, 38, 500])
+def test_a_process_killed_in_the_middle_leaves_a_consistent_database(store, url, statements):
+    died = subprocess.run([sys.executable, "-c", KILLED, url, str(statements)], capture_output=True, timeout=60)
+    assert (died.returncode, died.stderr) == (-signal.SIGKILL, b"")
+    queue = Queue(store)
+    with store.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
+        assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
+        jobs, charges = (
+            connection.scalar(sa.select(sa.func.count()).select_from(table)) for table in (models.jobs, models.charges)
+        )
+    everything = store.submissions_in(list(State))
+    assert len(everything) == jobs == charges
+    assert sum(made.state is not State.RANKED for made in everything) <= 1
+    for made in everything:
+        evaluated = len(store.evaluations_of(made.id))
+        assert evaluated == (made.state is State.RANKED) == (queue.find(made.id).state.value == "done")
+    best = max((made.score for made in everything if made.score is not None), default=None)
+    assert [entry.score for entry in store.leaderboard(ENV)] == ([] if best is None else [best])
+    submit(store)
+
+
+OPENER = "import sys; from harena.arena.store import Store; Store(sys.argv[1]).close()"
+
+
+def test_processes_may_open_a_new_database_at_once(url):
+    openers = [
+        subprocess.Popen([sys.executable, "-c", OPENER, url], stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    assert [opener.communicate(timeout=60)[1] for opener in openers] == ["", "", ""]
+
+
+def test_an_old_database_is_brought_up_to_date_and_a_newer_one_refused(url, monkeypatch):
+    Store(url).close()
+    with monkeypatch.context() as newer:
+        newer.setattr(models, "SCHEMA_VERSION", 3)
+        newer.setitem(database.MIGRATIONS, 2, lambda connection: connection.exec_driver_sql("CREATE TABLE two (x)"))
+        newer.setitem(
+            database.MIGRATIONS, 3, lambda connection: connection.exec_driver_sql("ALTER TABLE two ADD COLUMN y")
+        )
+        for _ in range(2):
+            store = Store(url)
+            with store.read() as connection:
+                assert connection.exec_driver_sql("SELECT x, y FROM two").all() == []
+                assert connection.exec_driver_sql("SELECT version FROM schema_version").scalars().all() == [1, 2, 3]
+            store.close()
+    with pytest.raises(StoreError, match="update Harena"):
+        Store(url)
+
+
+def test_a_migration_that_fails_changes_nothing(url, monkeypatch):
+    Store(url).close()
+
+    def broken(connection):
+        connection.exec_driver_sql("CREATE TABLE two (x)")
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as newer:
+        newer.setattr(models, "SCHEMA_VERSION", 2)
+        newer.setitem(database.MIGRATIONS, 2, broken)
+        with pytest.raises(ZeroDivisionError):
+            Store(url)
+    store = Store(url)
+    with store.read() as connection:
+        assert not sa.inspect(connection).has_table("two")
+    store.close()
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://x/y", "no url", ""])
+def test_a_database_that_cannot_serve_is_refused(url):
+    with pytest.raises(SpecError):
+        Store(url)
+
+
+def test_the_schema_is_good_sql_for_postgresql_too():
+    dialect = postgresql.dialect()
+    for table in models.metadata.sorted_tables:
+        assert str(CreateTable(table).compile(dialect=dialect))
+        assert all(str(CreateIndex(index).compile(dialect=dialect)) for index in table.indexes)

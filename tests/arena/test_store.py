@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+from entries import ENV, ranked, started, submit
+
+from harena.arena import models
+from harena.arena.models import (
+    Conflict,
+    EnvironmentKind,
+    Event,
+    IllegalTransition,
+    Kind,
+    NotFound,
+    QuotaExceeded,
+    State,
+    transition,
+)
+from harena.arena.store import Filter, Outcome, Quota
+from harena.errors import SpecError
+
+HOSTILE = [
+    "Robert'); DROP TABLE submissions;--", "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a" * 200,
+    "../../etc/passwd", "%00%s%n", "{{7*7}}", "${jndi:ldap://x}", "\u202eevil", "Zoë 🏆 中文 \u0301", "' OR 1=1 --", "\x01\x7f\t\n", ":x ?",
+]  # fmt: skip
+
+
+# ---- states ----
+
+
+def test_the_way_of_a_submission(store, clock):
+    made = submit(store, client_id="5c0e", kind=Kind.SELF_REPORTED)
+    assert (made.state, made.version, made.owner, made.client_id) == (State.RECEIVED, 1, "ann", "5c0e")
+    clock.now += 1
+    store.check(made.id, Kind.VERIFIED)
+    store.move(made.id, Event.QUEUE)
+    store.move(made.id, Event.START)
+    done = store.rank(
+        made.id, Outcome(score=9.5, low=9.0, high=10.0, episodes=20, metrics={"iqm": 9.4}), log_digest="1" * 64
+    )
+    assert (done.state, done.kind, done.score, done.log_digest) == (State.RANKED, Kind.VERIFIED, 9.5, "1" * 64)
+    assert store.evaluations_of(made.id)[0].metrics == {"iqm": 9.4}
+    told = [notice.body["state"] for notice in store.events_after(0, topic=f"submission:{made.id}")]
+    assert told == ["received", "checked", "queued", "running", "ranked"]
+
+
+def test_every_pair_outside_the_table_is_refused():
+    for state, event in itertools.product(State, Event):
+        if (state, event) in models.TRANSITIONS:
+            assert transition(state, event) is models.TRANSITIONS[state, event]
+        else:
+            with pytest.raises(IllegalTransition, match=f"a {state} submission cannot {event}"):
+                transition(state, event)
+
+
+def test_no_submission_is_queued_unchecked_or_ranked_without_running():
+    assert {at for (at, _), to in models.TRANSITIONS.items() if to is State.QUEUED} == {
+        State.CHECKED,
+        State.RUNNING,
+        State.RANKED,
+    }
+    assert {at for (at, _), to in models.TRANSITIONS.items() if to is State.RANKED} == {State.RUNNING}
+
+
+def test_an_illegal_transition_changes_nothing(store):
+    made, before = submit(store), store.last_event()
+    for call in (lambda: store.rank(made.id, Outcome(score=1e9)), lambda: store.move(made.id, Event.START)):
+        with pytest.raises(IllegalTransition):
+            call()
+    assert store.submission(made.id) == made
+    assert (store.evaluations_of(made.id), store.leaderboard(ENV), store.last_event()) == ([], [], before)
+
+
+def test_who_saw_an_older_state_does_not_move_it(store):
+    made = submit(store)
+    store.move(made.id, Event.CANCEL, seen=State.RECEIVED)
+    with pytest.raises(Conflict):
+        store.move(made.id, Event.REEVALUATE, seen=State.FAILED)
+
+
+def test_of_many_threads_one_starts_a_submission(store):
+    made = submit(store)
+    store.check(made.id, Kind.VERIFIED)
+    store.move(made.id, Event.QUEUE)
+    outcomes = []
+
+    def start():
+        try:
+            outcomes.append(store.move(made.id, Event.START).state)
+        except IllegalTransition:
+            outcomes.append(None)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count(State.RUNNING) == 1
+
+
+def test_versions_count_for_each_owner_and_algorithm(store):
+    made = [
+        submit(store, *who).version for who in (("ann", "A"), ("ann", "A"), ("ann", "B"), ("bob", "A"), ("ann", "A"))
+    ]
+    assert made == [1, 2, 1, 1, 3]
+
+
+def test_lists_are_newest_first_and_without_the_deleted(store, clock):
+    made = []
+    for _ in range(3):
+        clock.now += 1
+        made.append(ranked(store, 1.0).id)
+    store.delete(made[1])
+    assert [found.id for found in store.submissions_of("ann")] == [made[2], made[0]]
+    assert [found.id for found in store.submissions_in([State.RANKED])] == made
+    with pytest.raises(Conflict, match="cancel it first"):
+        store.delete(submit(store).id)
+
+
+# ---- what users send ----
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_comes_back_unchanged(store, text):
+    made = submit(store, text, text, client_id=text)
+    found = store.submission(made.id)
+    assert (found.owner, found.algorithm, found.client_id) == (text, text, text)
+    store.fail(made.id, text, platform=False)
+    assert store.submission(made.id).reason == text
+    store.publish("board:x", "x", {text: text})
+    assert store.events_after(0, topic="board:x")[0].body == {text: text}
+    ranked(store, 1.0, text, text)
+    assert [entry.owner for entry in store.leaderboard(ENV, where=Filter(user=text, algorithm=text))] == [text]
+    assert store.environment(ENV).kind is EnvironmentKind.VERIFIED
+
+
+@pytest.mark.parametrize("text", ["", "a" * 201, "nul\0", "lone \ud800", None, 7, b"ann", ["ann"]])
+def test_text_that_a_database_could_not_give_back_is_refused(store, text):
+    for call in (lambda: submit(store, text), lambda: submit(store, "ann", text)):
+        with pytest.raises(SpecError):
+            call()
+    assert store.submissions_of("ann") == []
+
+
+def test_a_reason_is_cut_and_kept_whatever_it_quotes(store):
+    failed = store.fail(submit(store).id, "\ud800\0" + "x" * 10_000, platform=True)
+    assert failed.reason.startswith("?\ufffdxxx")
+    assert len(failed.reason) == models.MAX_REASON
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf")])
+def test_a_score_is_a_finite_number(score):
+    with pytest.raises(SpecError):
+        Outcome(score=score)
+
+
+def test_metrics_that_are_no_json_leave_the_submission_running(store):
+    made = started(store)
+    for outcome in ({"metrics": {"n": float("nan")}}, {"metrics": {"n": b""}}, {"metrics": {"n": "x" * (2 << 20)}}):
+        with pytest.raises(SpecError, match="JSON"):
+            store.rank(made.id, Outcome(score=1.0, **outcome))
+    with pytest.raises(SpecError, match="digest"):
+        store.rank(made.id, Outcome(score=1.0), log_digest="../../etc/passwd")
+    assert store.submission(made.id).state is State.RUNNING
+    assert store.leaderboard(ENV) == []
+
+
+def test_states_that_carry_more_are_not_reached_by_a_bare_move(store):
+    made = started(store)
+    for event in (Event.RANK, Event.FAIL, Event.REJECT, Event.CHECK):
+        with pytest.raises(SpecError, match=f"use the method {event}"):
+            store.move(made.id, event)
+
+
+def test_a_search_for_the_impossible_is_the_callers_error(store):
+    for call in (
+        lambda: store.submission("\ud800"), lambda: store.leaderboard("\ud800"), lambda: store.season(10**30),
+        lambda: store.leaderboard(ENV, where=Filter(user="\udfff")), lambda: store.leaderboard(ENV, offset=10**30),
+        lambda: store.events_after(10**30), lambda: store.find_owner("\ud800"), lambda: store.match("\ud800"),
+    ):  # fmt: skip
+        with pytest.raises(SpecError, match="no database can hold"):
+            call()
+
+
+def test_unknown_ids_are_not_found(store):
+    for call in (
+        lambda: store.submission("x"), lambda: store.move("' OR 1=1", Event.CANCEL), lambda: store.environment("x"),
+        lambda: store.submit("ann", "nope", algorithm="A", digest="0" * 64, main_file="a.py"), lambda: store.match("x"), lambda: store.key("x"),
+    ):  # fmt: skip
+        with pytest.raises(NotFound):
+            call()
+    store.put_environment(ENV, EnvironmentKind.VERIFIED, enabled=False)
+    with pytest.raises(Conflict, match="switched it off"):
+        submit(store)
+
+
+# ---- quotas ----
+
+
+def test_quota_at_once_is_free_again_when_one_ends(store):
+    quota = Quota(per_day=10, at_once=2)
+    first, _ = submit(store, quota=quota), submit(store, quota=quota)
+    with pytest.raises(QuotaExceeded, match="at once"):
+        submit(store, quota=quota)
+    submit(store, "bob", quota=quota)
+    store.move(first.id, Event.CANCEL)
+    submit(store, quota=quota)
+    assert store.used("ann") == (3, 2)
+
+
+def test_quota_of_a_day_comes_back_the_next_day(store, clock):
+    quota = Quota(per_day=1, at_once=None)
+    submit(store, quota=quota)
+    with pytest.raises(QuotaExceeded, match="00:00 UTC"):
+        submit(store, quota=quota)
+    clock.now += 86400
+    submit(store, quota=quota)
+    store.set_quota("ann", per_day=3, at_once=None)
+    submit(store, quota=quota)
+
+
+def test_a_platform_fault_gives_the_quota_back_once_and_an_agents_does_not(store):
+    ours, theirs = submit(store), submit(store)
+    store.fail(theirs.id, "exit 1", platform=False)
+    assert store.used("ann") == (2, 1)
+    store.fail(ours.id, "box lost", platform=True)
+    assert store.used("ann") == (1, 0)
+    store.move(ours.id, Event.REEVALUATE)
+    store.fail(ours.id, "box lost again", platform=True)
+    assert store.refund(ours.id) is False
+    assert store.used("ann") == (1, 0)
+
+
+def test_of_many_threads_one_gives_the_quota_back(store):
+    made, given = submit(store), []
+    threads = [threading.Thread(target=lambda: given.append(store.refund(made.id))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(given) == [False] * 7 + [True]
+
+
+def test_threads_cannot_submit_more_than_the_quota(store):
+    outcomes = []
+
+    def send():
+        try:
+            outcomes.append(submit(store, quota=Quota(per_day=5, at_once=None)).version)
+        except QuotaExceeded:
+            outcomes.append(0)
+
+    threads = [threading.Thread(target=send) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == [0] * 7 + [1, 2, 3, 4, 5]
