@@ -17,10 +17,9 @@ from typing import Any
 from harena.errors import BoxLost, SpecError
 from harena.match import registry, spaces
 from harena.match.game import Game, GameError, IllegalAction, Outcome
-from harena.match.play import Cancelled, Rack, agent_seed, checked
+from harena.match.play import Cancelled, Rack, checked, load_all, take_seats
 from harena.match.result import MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
-from harena.match.seat import Fault, MatchTimeout, Place, Seat
-from harena.sandbox.spec import Limits
+from harena.match.seat import Fault, MatchTimeout, Seat
 
 MAX_GAMES = 4096
 
@@ -87,26 +86,10 @@ class Lockstep:
         return [self._result(at, status, error, wall_s / len(self.games)) for at in range(len(self.games))]
 
     def _sit_down(self) -> None:
-        game, spec = self.games[0], self.spec
+        self.seats += take_seats(self.spec, self._rack)
         everywhere = os.sched_getaffinity(0)
-        places = [
-            Place(
-                seat=number, seats=game.seats, environment=game.id, observation=game.observation_space(number),
-                action=game.action_space(number), seed=agent_seed(spec.seed, number), config=spec.config,
-                clock=spec.clock,
-            )
-            for number in range(game.seats)
-        ]  # fmt: skip
-        limits = Limits(memory_mb=spec.memory_mb, processes=spec.processes)
-        self.seats += [self._rack.seat(code, limits) for code in spec.agents]
-        self._rack.hush()
-        for seat, code, place in zip(self.seats, spec.agents, places, strict=True):
-            seat.sit(code, place, everywhere, self._look)
-        for number, seat in enumerate(self.seats):
-            try:
-                seat.ready()
-            except Fault as fault:
-                self.lose_all(number, fault)
+        for number, _, fault in load_all(self.seats, self.spec, self.games[0], everywhere, self._look):
+            self.lose_all(number, fault)
 
     def _play(self) -> None:
         """In two halves: while the agents think about one, the games of the other go on here."""

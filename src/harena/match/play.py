@@ -11,7 +11,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from harena.errors import BoxLost, HarenaError, SpecError
@@ -137,6 +137,32 @@ def agent_seed(seed: int, seat: int) -> int:
     return int.from_bytes(hashlib.sha256(f"harena agent {seed} {seat}".encode()).digest()[:4], "little")
 
 
+def take_seats(spec: MatchSpec, rack: Rack) -> list[Seat]:
+    """All processes are asked for before one is waited for."""
+    limits = Limits(memory_mb=spec.memory_mb, processes=spec.processes)
+    seats = [rack.seat(code, limits) for code in spec.agents]
+    rack.hush()
+    return seats
+
+
+def load_all(
+    seats: Sequence[Seat], spec: MatchSpec, game: Game, cpus: set[int], look: Callable[[], None]
+) -> Iterator[tuple[int, Seat, Fault]]:
+    """Has all agents load side by side; who could not."""
+    for number, (seat, code) in enumerate(zip(seats, spec.agents, strict=True)):
+        place = Place(
+            seat=number, seats=game.seats, environment=game.id, observation=game.observation_space(number),
+            action=game.action_space(number), seed=agent_seed(spec.seed, number), config=spec.config,
+            clock=spec.clock, log_bytes=spec.log_bytes, output_bytes=spec.output_bytes,
+        )  # fmt: skip
+        seat.sit(code, place, cpus, look)
+    for number, seat in enumerate(seats):
+        try:
+            seat.ready()
+        except Fault as fault:
+            yield number, seat, fault
+
+
 class Match:
     def __init__(
         self,
@@ -198,26 +224,9 @@ class Match:
         return self._moves()
 
     def _sit_down(self) -> None:
-        """All processes are asked for before one is waited for, and all agents load side by side."""
-        game, spec = self.game, self.spec
-        places = [
-            Place(
-                seat=number, seats=game.seats, environment=game.id, observation=game.observation_space(number),
-                action=game.action_space(number), seed=agent_seed(spec.seed, number), config=spec.config,
-                clock=spec.clock, log_bytes=spec.log_bytes, output_bytes=spec.output_bytes,
-            )
-            for number in range(game.seats)
-        ]  # fmt: skip
-        limits = Limits(memory_mb=spec.memory_mb, processes=spec.processes)
-        self.seats += [self._rack.seat(code, limits) for code in spec.agents]
-        self._rack.hush()
-        for seat, code, place in zip(self.seats, spec.agents, places, strict=True):
-            seat.sit(code, place, self._cpus, self._look)
-        for seat in self.seats:
-            try:
-                seat.ready()
-            except Fault as fault:
-                seat.fault = fault
+        self.seats += take_seats(self.spec, self._rack)
+        for _, seat, fault in load_all(self.seats, self.spec, self.game, self._cpus, self._look):
+            seat.fault = fault
 
     def _moves(self) -> Outcome:
         game, seats = self.game, self.seats
