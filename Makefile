@@ -1,21 +1,24 @@
 # The one door. Everything lives in .venv; `make up` and `make test` need nothing run before them.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup up test check fix bench soak native proto clean
+.PHONY: help setup up demo test check fix bench soak native proto clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 comma := ,
 # Without a compiler boxes are started by bubblewrap.
-RUN_EXTRA := [executor,gym$(if $(shell command -v $(firstword $(CC)) 2>/dev/null),,$(comma)bwrap)]
+RUN_EXTRA := [arena$(if $(shell command -v $(firstword $(CC)) 2>/dev/null),,$(comma)bwrap)]
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' Makefile
 
 setup: .venv/.dev native ## .venv with everything needed to work on Harena
 
-up: .venv/.run native ## set up and run the demonstration
+up: .venv/.run native ## an arena on http://127.0.0.1:8000, with examples (ARGS="--port 9000 --data DIR" …)
+	$(BIN)/harena up $(ARGS)
+
+demo: .venv/.run native ## boxes made, attacked and matched, in a few seconds
 	$(BIN)/harena demo
 
 test: setup ## every test but the soak (ARGS=... goes to pytest)
@@ -35,7 +38,7 @@ fix: setup ## format, and repair what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## measure the sandbox and matches, and their peers beside them
+bench: setup ## measure everything, and its peers beside it
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 soak: setup ## 20,000 executions, hostile ones among them

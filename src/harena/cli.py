@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -41,16 +42,41 @@ examples:
   harena exec -- sh -c 'ls -la /'          any command
   harena shell                             a terminal in a box
   harena match pong a.py b.py              two agents, each in a box of its own
+  harena up                                an arena with a live page on http://127.0.0.1:8000
+  harena submit agent.py --env pong-v1     hand in an agent to it
   harena doctor                            attack a box on this machine and see what holds"""
 
-MATCH_COMMANDS = {
-    "envs": "list the games that agents can play",
-    "match": "let agents play a game: a match, a series or a tournament",
-    "replay": "show, convert or verify the replay of a match",
-    "validate": "check an agent: read it, load it in a box and let it play",
-    "executor": "serve matches over gRPC",
+PARTS = {
+    "harena.api.cli": {
+        "up": "start an arena: API, web page, workers and gRPC executor in one command",
+    },
+    "harena.client.cli": {
+        "submit": "hand in an agent to an arena",
+        "status": "how a submission fares",
+        "logs": "what a submission of yours printed",
+        "leaderboard": "show a board",
+        "watch": "follow a match or a board as it happens",
+        "challenge": "let your agent play a chosen opponent; moves no rating",
+        "export": "download boards, matches, ratings or submissions",
+        "gradio": "a small page for Spaces and notebooks",
+    },
+    "harena.match.cli": {
+        "envs": "list the games that agents can play",
+        "match": "let agents play a game: a match, a series or a tournament",
+        "replay": "show, convert or verify the replay of a match",
+        "validate": "check an agent: read it, load it in a box and let it play",
+        "executor": "serve matches over gRPC",
+    },
+    "harena.azr.cli": {
+        "azr": "Absolute Zero: train a model by self-play, evaluate it, read what it proposes",
+    },
+    "harena.arena.cli": {
+        "arena": "check results of an arena by playing them again",
+        "ratings": "rebuild an arena's ratings from its match log",
+        "keys": "make, list, rotate and revoke the API keys of an arena",
+    },
 }
-"""Their options are in harena.match.cli, and loaded with the one that is used."""
+"""Commands by the module that has their options, `fill`; it is loaded with the one that is used."""
 
 RUN_TEXT = """\
 Runs a Python file or a piece of code in a fresh box and ends the box with it. The file is the only one of yours that
@@ -87,7 +113,10 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="harena", description="Isolate untrusted code in milliseconds.", epilog=EXAMPLES, formatter_class=raw
+        prog="harena",
+        description="Run, match, rank and train agents that nobody trusts.",
+        epilog=EXAMPLES,
+        formatter_class=raw,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -134,12 +163,11 @@ def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
     add("demo", _demo, "see what a box does and what it withstands, in a few seconds")
     boxes = add("boxes", _boxes, "list the live boxes of this user")
     boxes.add_argument("--json", action="store_true", help="print the list as JSON")
-    for name, text in MATCH_COMMANDS.items():
-        part = commands.add_parser(name, help=text, description=text, formatter_class=raw)
-        if name in command:
-            from harena.match import cli as match_cli
-
-            match_cli.fill(name, part)
+    for module, names in PARTS.items():
+        for name, text in names.items():
+            part = commands.add_parser(name, help=text, description=text, formatter_class=raw)
+            if name in command:
+                importlib.import_module(module).fill(name, part)
     add("version", _version, "print the version")
     return parser
 
@@ -421,8 +449,6 @@ def _boxes(args: argparse.Namespace) -> int:
 
 def live_boxes() -> list[dict[str, Any]]:
     """From the local backend's records, one file for each box, that name its owner."""
-    import importlib
-
     folder = importlib.import_module("harena.backends.local.registry").folder()
     boxes: list[dict[str, Any]] = []
     for path in sorted(folder.iterdir()):
@@ -459,11 +485,11 @@ def _explain(error: HarenaError) -> int:
             hints = {Retry.SAFE: "nothing was started, try again", Retry.UNKNOWN: "the program may have run, in part"}
             return _fail(PLATFORM, str(error), hints.get(error.retry, "trying again will not help"))
         case _:
-            return _fail(PLATFORM, str(error), "the box was given up")
+            return _fail(PLATFORM, str(error), "")
 
 
 def _fail(code: int, what: str, hint: str) -> int:
-    print(f"harena: {what}; {hint}", file=sys.stderr)
+    print(f"harena: {what}; {hint}" if hint else f"harena: {what}", file=sys.stderr)
     return code
 
 

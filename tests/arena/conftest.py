@@ -7,6 +7,7 @@ from entries import ENV, Clock
 
 from harena.arena.models import EnvironmentKind
 from harena.arena.store import Store
+from harena.match.runner import Runner
 
 
 @pytest.fixture
@@ -25,3 +26,10 @@ def store(url, clock):
     store.put_environment(ENV, EnvironmentKind.VERIFIED)
     yield store
     store.close()
+
+
+@pytest.fixture(scope="module")
+def two_workers():
+    """Processes that could play; tests that only count them do not let them."""
+    with Runner(2) as runner:
+        yield runner

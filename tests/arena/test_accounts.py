@@ -94,3 +94,21 @@ def test_a_seasons_secret_is_hidden_until_it_ends(store):
     with pytest.raises(Conflict, match="ended"):
         store.freeze_season(season.id, frozen=False)
     assert store.start_season(ENV, "summer").id > season.id
+
+
+def test_owners_keys_and_seasons_are_listed(store, clock):
+    first, _ = store.create_key("bob", [Scope.READ])
+    clock.now += 1
+    second, _ = store.create_key("ann", [Scope.SUBMIT])
+    store.owner("eve")
+    assert [owner.name for owner in store.owners()] == ["ann", "bob", "eve"]
+    assert [owner.name for owner in store.owners(limit=1, offset=1)] == ["bob"]
+    newest, oldest = store.keys()
+    assert (newest, oldest) == (second, first)
+    store.revoke_key(first.id)
+    assert [store.has_key(name) for name in ("ann", "bob", "eve", "nobody")] == [True, True, False, False]
+    one = store.start_season(ENV, "one")
+    store.end_season(one.id)
+    two = store.start_season(ENV, "two")
+    assert [season.id for season in store.seasons(ENV)] == [season.id for season in store.seasons()] == [two.id, one.id]
+    assert store.seasons("elsewhere") == []

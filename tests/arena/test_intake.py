@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harena.arena.intake import Intake, IntakeError, Kind, Upload, digest, take_in
+from harena.arena.intake import Intake, IntakeError, Upload, as_script, digest, take_in
+from harena.arena.models import Kind
 from harena.arena.script import ScriptCode
 from harena.match.agents import ArchiveLimits
 from harena.match.result import AgentCode
@@ -259,3 +260,21 @@ def test_a_source_made_to_break_the_parser_does_not_break_the_platform() -> None
 
 def test_a_name_is_shown_on_one_line() -> None:
     assert take_in([Upload(name="a.py", data=AGENT)], name="a\n\x1b[31mb").code.name == "a??[31mb"
+
+
+# Where only scripts are run
+
+
+def test_an_agent_can_be_run_as_a_script_by_the_name_that_scripts_have() -> None:
+    alone = as_script(one(AGENT).code)
+    assert (alone.main, alone.files) == ("submission.py", {"submission.py": AGENT})
+    together = as_script(several(main_file="b.py", a=b"x = 1\n", b=AGENT).code)
+    assert (together.main, together.files) == ("b.py", {"a.py": b"x = 1\n", "b.py": AGENT})
+    script = one(SCRIPT).code
+    assert as_script(script) is script
+
+
+def test_a_command_is_no_script() -> None:
+    code = AgentCode(name="a", files={"agent.js": b""}, entry="", command=("node", "agent.js"))
+    with pytest.raises(IntakeError, match="only Python scripts"):
+        as_script(code)

@@ -3,8 +3,11 @@ from __future__ import annotations
 import pytest
 from entries import ENV, ranked
 
-from harena.arena.models import Conflict, MatchState, NotFound
+from harena.arena.ladder import Seated
+from harena.arena.models import Conflict, MatchKind, MatchState, NotFound
 from harena.errors import SpecError
+
+KINDS = (MatchKind.LADDER, MatchKind.CHALLENGE)
 
 
 @pytest.fixture
@@ -13,9 +16,13 @@ def pair(store):
 
 
 def play(store, match, scores=(1.0, 0.0)):
-    return store.finish_match(
-        match.id, MatchState.FINISHED, scores=scores, statuses=["ok", "crash"], winner=0, replay_digest="2" * 64
-    )
+    came = seated(*scores, last="crash")
+    return store.finish_match(match.id, MatchState.FINISHED, seats=came, winner=0, replay_digest="2" * 64)
+
+
+def seated(*scores, last="ok"):
+    statuses = ["ok"] * (len(scores) - 1) + [last]
+    return [Seated(score=score, status=status) for score, status in zip(scores, statuses, strict=False)]
 
 
 def test_a_match_ends_once_and_keeps_its_result(store, pair):
@@ -29,12 +36,12 @@ def test_a_match_ends_once_and_keeps_its_result(store, pair):
     ]
     for state, scores in ((MatchState.FINISHED, (0.0, 1.0)), (MatchState.VOID, ())):
         with pytest.raises(Conflict):
-            store.finish_match(match.id, state, scores=scores, statuses=["ok"] * len(scores))
+            store.finish_match(match.id, state, seats=seated(*scores))
     assert store.match(match.id) == done
 
 
 def test_the_log_is_in_order_of_creation_and_stops_at_an_open_match(store, pair):
-    made = [store.create_match(ENV, pair, seed=n, rated=n != 1) for n in range(6)]
+    made = [store.create_match(ENV, pair, seed=n, kind=KINDS[n == 1]) for n in range(6)]
     assert [match.number for match in made] == sorted(match.number for match in made)
     for n in (5, 1, 0, 3):
         play(store, made[n])
@@ -48,17 +55,17 @@ def test_the_log_is_in_order_of_creation_and_stops_at_an_open_match(store, pair)
 
 
 def test_no_match_moves_a_rating_twice_and_a_void_one_none(store, pair):
-    match, void, challenge = (store.create_match(ENV, pair, seed=0, rated=rated) for rated in (True, True, False))
+    match, void, challenge = (store.create_match(ENV, pair, seed=0, kind=KINDS[other]) for other in (0, 0, 1))
     after = {pair[0]: (26.0, 8.0), pair[1]: (24.0, 8.0)}
     with pytest.raises(Conflict):
-        store.record_ratings(match.number, after)
+        store.record_ratings({match.number: after})
     play(store, match)
     play(store, challenge)
     store.finish_match(void.id, MatchState.VOID)
-    store.record_ratings(match.number, after)
+    store.record_ratings({match.number: after})
     for number in (match.number, void.number, challenge.number, 10**6):
         with pytest.raises(Conflict):
-            store.record_ratings(number, after)
+            store.record_ratings({number: after})
     assert {key: rating.mu for key, rating in store.ratings(ENV).items()} == {pair[0]: 26.0, pair[1]: 24.0}
     assert len(store.rating_history(pair[0])) == 1
     assert store.rated_up_to(ENV) == match.number
@@ -75,9 +82,7 @@ def test_bad_matches_are_refused(store, pair):
     match = store.create_match(ENV, pair, seed=0)
     for scores, winner in (((1.0,), None), ((1.0, float("nan")), None), ((1.0, 0.0), 2), ((1.0, 0.0), -1)):
         with pytest.raises(SpecError):
-            store.finish_match(
-                match.id, MatchState.FINISHED, scores=scores, statuses=["ok"] * len(scores), winner=winner
-            )
+            store.finish_match(match.id, MatchState.FINISHED, seats=seated(*scores), winner=winner)
     play(store, match)
     with pytest.raises(SpecError):
-        store.record_ratings(match.number, {"stranger": (25.0, 8.0)})
+        store.record_ratings({match.number: {"stranger": (25.0, 8.0)}})

@@ -200,3 +200,14 @@ def test_an_agent_that_never_loads_is_benched_after_five_matches() -> None:
 def test_old_faults_are_forgotten() -> None:
     assert bench_rule([CRASH] * 20 + [OK] * 6) is None
     assert bench_rule([]) is None
+
+
+def test_a_match_is_made_only_for_those_who_need_one() -> None:
+    """Two that have played enough do not play each other while the third is busy; they do play the third."""
+    agents = [candidate("a"), candidate("b"), candidate("c", games=3)]
+    rng = random.Random(0)
+    assert choose(agents, [], [("c", "x")], rng=rng, now=0.0, needy={"c"}) is None
+    found = choose(agents, [], [], rng=rng, now=0.0, needy={"c"})
+    assert found is not None
+    assert found.sought == "c"
+    assert "c" in found.agents

@@ -258,3 +258,74 @@ def test_threads_cannot_submit_more_than_the_quota(store):
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == [0] * 7 + [1, 2, 3, 4, 5]
+
+
+def test_each_evaluation_is_charged_and_only_the_last_charge_is_given_back(store):
+    made = ranked(store, 1.0)
+    store.charge_again(made.id, Quota())
+    assert store.used("ann") == (2, 0)
+    assert store.refund(made.id) is True
+    assert store.refund(made.id) is False
+    assert store.used("ann") == (1, 0)
+    with pytest.raises(QuotaExceeded):
+        store.charge_again(made.id, Quota(per_day=1))
+    with pytest.raises(QuotaExceeded):
+        store.check_quota("ann", Quota(per_day=1))
+    store.check_quota("nobody", Quota(per_day=0))
+    assert store.find_owner("nobody") is None
+
+
+# ---- lists ----
+
+
+def test_submissions_are_found_by_who_where_what_and_state(store, clock):
+    made = []
+    for number, (owner, algorithm) in enumerate([("ann", "A"), ("ann", "B"), ("bob", "A")]):
+        clock.now += 1
+        made.append(submit(store, owner, algorithm, client_id=f"c{number}", anonymous=owner == "bob"))
+    store.move(made[0].id, Event.CANCEL)
+
+    def found(**where):
+        return [made.index(one) if one in made else 0 for one in store.submissions_where(**where)]
+
+    assert found() == [2, 1, 0]
+    assert found(owner="ann") == [1, 0]
+    assert found(algorithm="A", env_id=ENV) == [2, 0]
+    assert found(states=[State.CANCELLED]) == [0]
+    assert found(limit=1, offset=1) == [1]
+    assert found(client_id="c2") == [2]
+    assert found(client_id="c1") == []  # it was sent with a key
+    store.delete(made[0].id)
+    assert found() == [2, 1]
+    assert store.code_is_used("0" * 64)
+    assert not store.code_is_used("1" * 64)
+
+
+def test_totals_count_entries_and_submissions(store):
+    ranked(store, 1.0)
+    ranked(store, 2.0)
+    ranked(store, 3.0, "bob")
+    assert store.totals() == {ENV: (2, 3)}
+    assert store.board_size(ENV) == 2
+    assert store.board_size(ENV, where=Filter(score_min=2.5)) == store.board_size(ENV, where=Filter(user="bob")) == 1
+    assert store.board_size(ENV, kind=Kind.SELF_REPORTED) == 0
+
+
+def test_entering_a_ladder_is_ranked_without_a_score(store):
+    made = started(store)
+    entered = store.enter(made.id, warnings=["slow", "slow"])
+    assert (entered.state, entered.score, entered.warnings) == (State.RANKED, None, "slow")
+    assert (store.leaderboard(ENV), store.evaluations_of(made.id)) == ([], [])
+
+
+def test_pruned_events_leave_the_last_one(store, clock):
+    for number in range(5):
+        clock.now += 10
+        store.publish("queue", "n", {"n": number})
+    last = store.last_event()
+    assert store.prune_events(older_than_s=15, keep=100) == 3
+    assert [notice.body["n"] for notice in store.events_after(0)] == [3, 4]
+    assert store.first_event() == last - 1
+    clock.now += 1000
+    assert store.prune_events(older_than_s=15, keep=0) == 1
+    assert store.last_event() == store.first_event() == last

@@ -49,9 +49,10 @@ class Browser:
     def cdp(self, command: str, **params: Any) -> Any:
         return self._post("/goog/cdp/execute", cmd=command, params=params)
 
-    def open(self, path: Path) -> None:
+    def open(self, page: Path | str) -> None:
+        """A file, or a URL."""
         self.logs("browser"), self.logs("performance")  # what an earlier page left
-        self._post("/url", url=path.as_uri())
+        self._post("/url", url=page.as_uri() if isinstance(page, Path) else page)
 
     def js(self, expression: str) -> Any:
         return self._post("/execute/sync", script=f"return {expression}", args=[])

@@ -172,11 +172,29 @@ def test_unknown_game_is_refused(rack: Rack) -> None:
         play(MatchSpec(environment="chess-v99", agents=(code(FIRST),)), rack=rack)
 
 
+SLOW = "import time\ndef act(o):\n    time.sleep(0.2)\n    return next(c for c in range(7) if o[c] == 0)\n"
+
+
 def test_match_clock_ends_a_match_without_a_winner(rack: Rack) -> None:
-    slow = "import time\ndef act(o):\n    time.sleep(0.2)\n    return next(c for c in range(7) if o[c] == 0)\n"
-    result = connect_four(rack, slow, clock=Clock(move_s=5, match_s=0.5))
+    result = connect_four(rack, SLOW, clock=Clock(move_s=5, match_s=0.5))
     assert (result.status, result.winner) == (MatchStatus.TIMEOUT, None)
     assert "0.5 s" in result.error
+
+
+def test_nobody_is_blamed_when_both_were_slow(rack: Rack) -> None:
+    result = connect_four(rack, SLOW, SLOW, clock=Clock(move_s=5, match_s=0.9), stalling_loses=True)
+    assert (result.status, result.winner) == (MatchStatus.TIMEOUT, None)
+
+
+@pytest.mark.parametrize("stalls", [0, 1])
+def test_who_stalls_until_the_match_clock_runs_out_loses_where_results_count(rack: Rack, stalls: int) -> None:
+    """Each of its moves is in time, and it sleeps, so that no processor time is charged."""
+    agents = [SLOW, FIRST] if stalls == 0 else [FIRST, SLOW]
+    result = connect_four(rack, *agents, clock=Clock(move_s=5, match_s=0.5), stalling_loses=True)
+    assert (result.status, result.winner) == (MatchStatus.FINISHED, 1 - stalls)
+    assert result.seats[stalls].status is SeatStatus.TIMEOUT
+    assert "waiting for it" in result.seats[stalls].reason
+    assert Replay.load(result.replay).verify().ok
 
 
 def test_cancel_ends_a_match_while_an_agent_thinks(rack: Rack) -> None:

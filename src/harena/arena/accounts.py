@@ -16,7 +16,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from harena.arena.database import Database, columns
+from harena.arena.database import columns
+from harena.arena.events import Events
 from harena.arena.models import (
     Conflict,
     EnvironmentKind,
@@ -29,6 +30,7 @@ from harena.arena.models import (
     owners,
     seasons,
 )
+from harena.arena.records import MAX_PAGE, page
 
 TOKEN_PREFIX = "hrn"
 MAX_TOKEN = 200
@@ -84,7 +86,7 @@ class Season:
     ended_at: float | None
 
 
-class Accounts(Database):
+class Accounts(Events):
     # ---- owners ----
 
     def owner(self, name: str) -> Owner:
@@ -102,6 +104,11 @@ class Accounts(Database):
     def find_owner(self, name: str) -> Owner | None:
         row = self.row(sa.select(*columns(owners, Owner)).where(owners.c.name == name))
         return Owner(**row) if row else None
+
+    def owners(self, *, limit: int = 100, offset: int = 0) -> list[Owner]:
+        """By name."""
+        query = sa.select(*columns(owners, Owner)).order_by(owners.c.name).limit(page(limit)).offset(offset)
+        return [Owner(**row) for row in self.rows(query)]
 
     def set_quota(self, name: str, *, per_day: int | None, at_once: int | None) -> Owner:
         """For this owner alone; None: the host's default."""
@@ -170,6 +177,15 @@ class Accounts(Database):
     def keys_of(self, owner: str) -> list[Key]:
         return [_key(row) for row in self.rows(_KEYS.where(owners.c.name == owner).order_by(keys.c.created_at))]
 
+    def keys(self, *, limit: int = 100, offset: int = 0) -> list[Key]:
+        """Everybody's, newest first."""
+        query = _KEYS.order_by(keys.c.created_at.desc(), keys.c.id).limit(page(limit)).offset(offset)
+        return [_key(row) for row in self.rows(query)]
+
+    def has_key(self, owner: str) -> bool:
+        """Whether the name ever had a key: from then on nobody uses it without one."""
+        return self.row(sa.select(keys.c.id).join(owners).where(owners.c.name == owner).limit(1)) is not None
+
     # ---- environments ----
 
     def put_environment(
@@ -225,6 +241,11 @@ class Accounts(Database):
     def live_season(self, env_id: str) -> Season | None:
         row = self.row(_SEASONS.where(seasons.c.env_id == env_id, seasons.c.ended_at.is_(None)))
         return Season(**row) if row else None
+
+    def seasons(self, env_id: str | None = None) -> list[Season]:
+        """Newest first, of one environment or of all."""
+        query = _SEASONS if env_id is None else _SEASONS.where(seasons.c.env_id == env_id)
+        return [Season(**row) for row in self.rows(query.order_by(seasons.c.id.desc()).limit(MAX_PAGE))]
 
     def season_secret(self, season_id: int) -> bytes:
         """For the platform only: whoever has it knows the hidden seeds."""

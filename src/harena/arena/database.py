@@ -4,12 +4,14 @@ Guarantees: one writer at a time on SQLite, readers never wait for it; what one 
 whole or not at all, whenever the process dies; the schema is brought up to date on opening, and a database of a newer
 Harena is refused. On SQLite a loss of power may take the last moments with it unless `synchronous="full"`; a killed
 process loses nothing. PostgreSQL is chosen by its URL: statements above use row locks, which SQLite does not need.
-Threads may share one; a process opens its own.
+Threads may share one; a process opens its own. Who asked with `on_commit` is told what a transaction of this process
+has changed, after it is there for all to see.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sqlite3
 import threading
 import time
@@ -37,8 +39,11 @@ PRAGMAS = (
     "PRAGMA mmap_size=268435456",
     "PRAGMA journal_size_limit=67108864",
 )
+_log = logging.getLogger("harena.arena")
 _SCHEMA_LOCK = 0x6861_7265_6E61  # "harena", for PostgreSQL's advisory lock
 
+Changes = frozenset[str]
+"""What a transaction has noted: "events", and "jobs:KIND" for each kind of job that was added, ended or given back."""
 Migration = Callable[[sa.Connection], None]
 MIGRATIONS: dict[int, Migration] = {}
 """By the version they lead to; each starts from the one before. A new database is made as `models` says."""
@@ -56,6 +61,7 @@ class Database:
         self.clock = clock
         self.engine = _engine(url, synchronous)
         self._local = threading.local()
+        self._listeners: tuple[Callable[[Changes], object], ...] = ()
         embedded = self.engine.dialect.name == "sqlite"
         self._one_writer = _OneWriter(self.engine) if embedded else None
         self._insert = sqlite.insert if embedded else postgresql.insert
@@ -79,12 +85,36 @@ class Database:
         if joined is not None:
             yield joined
             return
+        self._local.changes = changes = set[str]()
         with (self._one_writer or self.engine).begin() as connection:
             self._local.connection = connection
             try:
                 yield connection
             finally:
                 self._local.connection = None
+        if changes:
+            self._announce(frozenset(changes))
+
+    def note(self, change: str) -> None:
+        """Inside `begin()`: what to tell the listeners of, once it is committed."""
+        self._local.changes.add(change)
+
+    def on_commit(self, listener: Callable[[Changes], object]) -> Callable[[], None]:
+        """Has `listener` called after each commit of this process that noted a change, by the thread that committed:
+        it must be quick. Returns what ends that."""
+        self._listeners += (listener,)
+
+        def remove() -> None:
+            self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        return remove
+
+    def _announce(self, changes: Changes) -> None:
+        for listener in self._listeners:
+            try:
+                listener(changes)
+            except Exception:  # what was written is written
+                _log.exception("a listener for commits failed")
 
     @contextmanager
     def read(self) -> Generator[sa.Connection]:

@@ -224,10 +224,11 @@ class _Playing:
         return None if any(_faulty(result) for result in results) else results
 
     def _same_alone(self, together: list[MatchResult]) -> bool:
-        for number in picks(_returns(together)):
-            self._play_alone([number])
-            one, other = together[number], self.alone[number]
-            if (one.scores, one.steps) != (other.scores, other.steps):
+        numbers = [*picks(_returns(together))]
+        for at in range(0, len(numbers), self._places.at_once):
+            part = numbers[at : at + self._places.at_once]
+            self._play_alone(part)
+            if any(_differ(together[number], self.alone[number]) for number in part):
                 return False
         return True
 
@@ -311,6 +312,10 @@ def _summary(empty: Evaluation, playing: _Playing, results: Sequence[MatchResult
 
 def _returns(results: Sequence[MatchResult]) -> list[float]:
     return [result.scores[0] for result in results]
+
+
+def _differ(one: MatchResult, other: MatchResult) -> bool:
+    return (one.scores, one.steps) != (other.scores, other.steps)
 
 
 def _faulty(result: MatchResult) -> bool:

@@ -6,18 +6,15 @@ imported or run; the same content has the same digest, however it was packed. Wh
 box will tell.
 """
 
-# The walls against hostile names and archives are those of match.agents, a few of them without a public name.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
-import enum
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harena.arena import script
+from harena.arena.models import Kind
 from harena.arena.script import ScriptCode
 from harena.errors import HarenaError
 from harena.match import agents
@@ -47,13 +44,6 @@ class IntakeError(HarenaError):
     """What was handed in cannot be taken. Says which file, and what to change."""
 
 
-class Kind(enum.Enum):
-    VERIFIED = "verified"
-    """The platform steps the environment and counts the score."""
-    SELF_REPORTED = "self-reported"
-    """A script says what it scored; never ranked with verified ones."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
     name: str
@@ -71,6 +61,7 @@ class Intake:
 
     @property
     def kind(self) -> Kind:
+        """An agent's score is verified; a script's is its own word, and never ranks with verified ones."""
         return Kind.VERIFIED if isinstance(self.code, AgentCode) else Kind.SELF_REPORTED
 
 
@@ -98,6 +89,17 @@ def take_in(
         raise IntakeError(_renamed(text, AGENT_NAME, _shown(uploads[0].name)) if alone else text) from None
 
 
+def as_script(code: AgentCode | ScriptCode) -> ScriptCode:
+    """The same files, with the entry run as a script: for an environment that only scripts know. Raises IntakeError."""
+    if isinstance(code, ScriptCode):
+        return code
+    if code.command:
+        raise IntakeError("only Python scripts are run here; hand in a .py file that prints its score")
+    if [*code.files] == [AGENT_NAME]:  # it came as one file, and may have had any name
+        return ScriptCode(name=code.name, main=SCRIPT_NAME, files={SCRIPT_NAME: code.files[AGENT_NAME]})
+    return ScriptCode(name=code.name, main=code.entry, files=code.files)
+
+
 def digest(files: Mapping[str, bytes], start: Sequence[str]) -> str:
     """Every part goes in with its length, so that no two contents read the same."""
     hashed = hashlib.sha256(b"harena submission 1\n")
@@ -122,22 +124,22 @@ def _one(upload: Upload, limits: ArchiveLimits) -> dict[str, bytes]:
     if name.endswith(".ipynb"):
         raise IntakeError(f"{_shown(upload.name)}: a notebook; export it as a .py file (File, Save as, Python)")
     if not name.endswith(".py") and not _is_zip(upload):
-        raise IntakeError(f"{_shown(upload.name)}: {agents._what_else(upload.data)}; give a .py file or a zip")
-    return agents._from_bytes(upload.data, limits)
+        raise IntakeError(f"{_shown(upload.name)}: {agents.what_else(upload.data)}; give a .py file or a zip")
+    return agents.from_bytes(upload.data, limits)
 
 
 def _several(uploads: Sequence[Upload], limits: ArchiveLimits) -> dict[str, bytes]:
     if not uploads:
         raise IntakeError("nothing was handed in; give a .py file, several files, or a zip")
-    files = agents._Files(limits)
+    files = agents.FileSet(limits)
     for upload in uploads:
-        path = agents._clean_path(upload.name, limits)
+        path = agents.clean_path(upload.name, limits)
         if path is None:
             continue
         if _is_zip(upload):
             raise IntakeError(f"{_shown(path)}: a zip among other files; give the zip alone, or its files")
         files.add_one(path, upload.data)
-    return agents._without_top_folder(files._checked())
+    return agents.without_top_folder(files.checked())
 
 
 def _start(files: dict[str, bytes], main_file: str) -> tuple[str, tuple[str, ...]]:
@@ -151,7 +153,7 @@ def _start(files: dict[str, bytes], main_file: str) -> tuple[str, tuple[str, ...
     if SCRIPT_NAME in files and not files.keys() & {agents.MANIFEST, *agents.ENTRIES}:
         return SCRIPT_NAME, ()
     try:
-        return agents._start(files)
+        return agents.start_of(files)
     except AgentError as error:
         raise IntakeError(f"{error}; or say with main_file which file is started") from None
 

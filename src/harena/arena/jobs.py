@@ -64,6 +64,12 @@ class Swept:
     requeued: tuple[Job, ...]
     dead: tuple[Job, ...]
 
+    @classmethod
+    def of(cls, jobs: Sequence[Job]) -> Swept:
+        """By the state they are in now."""
+        dead = tuple(job for job in jobs if job.state is JobState.DEAD)
+        return cls(requeued=tuple(job for job in jobs if job.state is JobState.QUEUED), dead=dead)
+
 
 def backoff_s(attempts: int) -> float:
     """The wait after so many attempts."""
@@ -93,6 +99,7 @@ class Queue:
         with self.database.begin() as connection:
             made = connection.execute(self._add, row).scalar()
             if made is not None:
+                self.database.note(f"jobs:{kind}")
                 return made
             return connection.execute(sa.select(jobs.c.id).where(jobs.c.key == key)).scalar_one()
 
@@ -102,17 +109,18 @@ class Queue:
         if rows:
             with self.database.begin() as connection:
                 connection.execute(jobs.insert(), rows)
+                self.database.note(f"jobs:{kind}")
 
     def cancel(self, job_id: int, *, reason: str = "cancelled") -> bool:
         """Whether it was still to be done. A worker that holds it learns at its next heartbeat."""
-        return self._end(_open(job_id), JobState.CANCELLED, reason)
+        values = {"state": JobState.CANCELLED, "reason": reason_text(reason), "finished_at": self.database.clock()}
+        return self._change(_open(job_id), values)
 
     def revive(self, job_id: int) -> bool:
         """A dead job gets all its attempts again."""
         dead = (jobs.c.id == job_id) & (jobs.c.state == JobState.DEAD)
         values = {"state": JobState.QUEUED, "attempts": 0, "run_at": self.database.clock(), "finished_at": None}
-        with self.database.begin() as connection:
-            return connection.execute(jobs.update().where(dead).values(values)).rowcount == 1
+        return self._change(dead, values)
 
     # ---- doing it ----
 
@@ -138,22 +146,58 @@ class Queue:
             self._held(job, **_after_failure(job, reason_text(reason), self.database.clock(), retry=retry))
             return self.get(job.id)
 
-    def sweep(self) -> Swept:
-        """Takes jobs from workers whose lease is over. Write what follows from `dead` in the same `begin()` block."""
-        now = self.database.clock()
-        late = (jobs.c.state == JobState.RUNNING) & (jobs.c.lease_until < now)
-        requeued: list[Job] = []
-        dead: list[Job] = []
+    def release(self, job: Job) -> Job:
+        """Given back at once by a worker that stops. The attempt does not count."""
         with self.database.begin():
-            for row in self.database.rows(_JOBS.where(late).order_by(jobs.c.id).with_for_update(skip_locked=True)):
+            self._held(job, state=JobState.QUEUED, attempts=job.attempts - 1, lease_until=None, worker=None)
+            self.database.note(f"jobs:{job.kind}")
+            return self.get(job.id)
+
+    def sweep(self) -> Swept:
+        """Takes jobs from workers whose lease is over. Write what follows from it in the same `begin()` block."""
+        now = self.database.clock()
+        return self._take_back((jobs.c.state == JobState.RUNNING) & (jobs.c.lease_until < now), "stopped answering")
+
+    def release_all(self) -> Swept:
+        """Takes all jobs that run from their workers, to be started again at once: for who knows that all of those are
+        gone. One that was begun for the last time, and took its worker with it each time, is dead."""
+        swept = self._take_back(jobs.c.state == JobState.RUNNING, "is gone")
+        with self.database.begin() as connection:
+            ids = [job.id for job in swept.requeued]
+            connection.execute(jobs.update().where(jobs.c.id.in_(ids)).values(run_at=self.database.clock()))
+        return swept
+
+    def _take_back(self, which: sa.ColumnElement[bool], what: str) -> Swept:
+        now = self.database.clock()
+        taken: list[Job] = []
+        with self.database.begin():
+            for row in self.database.rows(_JOBS.where(which).order_by(jobs.c.id).with_for_update(skip_locked=True)):
                 job = Job(**row)
-                reason = f"worker {job.worker} stopped answering (attempt {job.attempts} of {job.max_attempts})"
+                reason = f"worker {job.worker} {what} (attempt {job.attempts} of {job.max_attempts})"
                 self._held(job, **_after_failure(job, reason, now, retry=True))
-                ended = self.get(job.id)
-                (dead if ended.state is JobState.DEAD else requeued).append(ended)
-        return Swept(requeued=tuple(requeued), dead=tuple(dead))
+                self.database.note(f"jobs:{job.kind}")
+                taken.append(self.get(job.id))
+        return Swept.of(taken)
 
     # ---- looking ----
+
+    def due(self) -> list[str]:
+        """Kinds that have a job to be done now."""
+        query = sa.select(jobs.c.kind).where(jobs.c.state == JobState.QUEUED, jobs.c.run_at <= self.database.clock())
+        return [row["kind"] for row in self.database.rows(query.distinct())]
+
+    def holders(self, job_ids: Sequence[int]) -> dict[int, int]:
+        """The current fence of those jobs that run."""
+        query = sa.select(jobs.c.id, jobs.c.fence).where(jobs.c.id.in_(list(job_ids)))
+        rows = self.database.rows(query.where(jobs.c.state == JobState.RUNNING))
+        return {row["id"]: row["fence"] for row in rows}
+
+    def waiting(self, kinds: Sequence[str]) -> int:
+        return self._count((jobs.c.state == JobState.QUEUED) & jobs.c.kind.in_(list(kinds)))
+
+    def running(self, *, limit: int = 100) -> list[Job]:
+        query = _JOBS.where(jobs.c.state == JobState.RUNNING).order_by(jobs.c.id).limit(limit)
+        return [Job(**row) for row in self.database.rows(query)]
 
     def get(self, job_id: int) -> Job:
         row = self.database.row(_JOBS.where(jobs.c.id == job_id))
@@ -187,13 +231,15 @@ class Queue:
             return Place(position=ahead, eta_s=None)
         return Place(position=ahead, eta_s=max(job.run_at - now, ahead // workers * pace_s) + pace_s)
 
-    def prune(self, *, older_than_s: float) -> int:
-        """Deletes jobs that were done or cancelled so long ago; dead ones stay. A pruned key may be used again."""
-        old = jobs.c.state.in_([JobState.DONE, JobState.CANCELLED]) & (
-            jobs.c.finished_at < self.database.clock() - older_than_s
-        )  # fmt: skip
+    def prune(self, *, older_than_s: float, keep: int | None = None) -> int:
+        """Deletes jobs that were done or cancelled so long ago, or lie further back than the last `keep`; dead ones
+        stay. A pruned key may be used again."""
+        over = jobs.c.state.in_([JobState.DONE, JobState.CANCELLED])
+        old = jobs.c.finished_at < self.database.clock() - older_than_s
+        if keep is not None:
+            old |= jobs.c.id <= sa.select(sa.func.max(jobs.c.id) - keep).scalar_subquery()
         with self.database.begin() as connection:
-            return connection.execute(jobs.delete().where(old)).rowcount
+            return connection.execute(jobs.delete().where(over & old)).rowcount
 
     def _held(self, job: Job, **values: Any) -> None:
         values |= {"held_id": job.id, "held_fence": job.fence}
@@ -201,10 +247,13 @@ class Queue:
             if connection.execute(_HELD, values).rowcount != 1:
                 raise LeaseLost(f"job {job.id} is no longer {job.worker}'s: drop its result")
 
-    def _end(self, which: sa.ColumnElement[bool], state: JobState, reason: str) -> bool:
-        values = {"state": state, "reason": reason_text(reason), "finished_at": self.database.clock()}
+    def _change(self, which: sa.ColumnElement[bool], values: dict[str, Any]) -> bool:
+        """Of one job; whether it was there to be changed."""
         with self.database.begin() as connection:
-            return connection.execute(jobs.update().where(which).values(values)).rowcount == 1
+            kind = connection.execute(jobs.update().where(which).values(values).returning(jobs.c.kind)).scalar()
+            if kind is not None:
+                self.database.note(f"jobs:{kind}")
+            return kind is not None
 
     def _pace_s(self, kind: str) -> float | None:
         took = (jobs.c.finished_at - jobs.c.started_at).label("took_s")

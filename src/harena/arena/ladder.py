@@ -15,10 +15,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from harena.arena import models
 from harena.arena.accounts import Accounts
 from harena.arena.database import columns
 from harena.arena.models import (
     Conflict,
+    MatchKind,
     MatchState,
     NotFound,
     digest_text,
@@ -34,6 +36,9 @@ from harena.errors import SpecError
 
 MAX_SEED = (1 << 64) - 1
 MAX_SEATS = 64
+MAX_NUMBER = (1 << 63) - 1
+MAX_MATCHES = 1000
+"""In one page of a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,22 @@ class Seat:
     """None until the match has a result."""
     status: str | None
     """harena.match.result.SeatStatus, by its value."""
+    reason: str | None = None
+    """Why it is not ok. For the agent's owner only."""
+    log_digest: str | None = None
+    """Of what it printed, in the file store. For its owner only."""
+    cpu_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seated:
+    """How a seat came out of a match."""
+
+    score: float
+    status: str
+    reason: str = ""
+    log_digest: str | None = None
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +76,32 @@ class Match:
     seed: int
     """Hidden from agents' owners until the match is over."""
     rated: bool
+    kind: MatchKind
+    tournament_id: str | None
+    pairing: int | None
+    """Of a tournament: its number in the schedule; of a challenge: the seat of who asked for it."""
     state: MatchState
     winner: int | None
     reason: str
+    steps: int | None
+    wall_s: float | None
     replay_digest: str | None
     created_at: float
     finished_at: float | None
     seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A match as far as it matters for ratings."""
+
+    number: int
+    winner: int | None
+    at: float
+    """When it ended."""
+    agents: tuple[str, ...]
+    """Submissions, by seat."""
+    scores: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +115,25 @@ class Rating:
 
 class Ladder(Accounts):
     def create_match(
-        self, env_id: str, participants: Sequence[str], *, seed: int, rated: bool = True, season_id: int | None = None
+        self,
+        env_id: str,
+        participants: Sequence[str],
+        *,
+        seed: int,
+        kind: MatchKind = MatchKind.LADDER,
+        season_id: int | None = None,
+        tournament_id: str | None = None,
+        pairing: int | None = None,
     ) -> Match:
-        """Submissions by seat. The number is taken here, whenever the match is played."""
+        """Submissions by seat. The number is taken here, whenever the match is played. Only the ladder's are rated."""
         if not 0 <= seed <= MAX_SEED:
             raise SpecError("a seed has 64 bits and no sign")
         if not 1 <= len(participants) <= MAX_SEATS:
             raise SpecError(f"a match has 1 to {MAX_SEATS} seats")
         match_id = uuid.uuid4().hex
         values = {
-            "id": match_id, "env_id": env_id, "season_id": season_id, "seed": str(seed), "rated": rated,
+            "id": match_id, "env_id": env_id, "season_id": season_id, "seed": str(seed), "kind": MatchKind(kind),
+            "rated": kind is MatchKind.LADDER, "tournament_id": tournament_id, "pairing": pairing,
             "state": MatchState.SCHEDULED, "reason": "", "created_at": self.clock(),
         }  # fmt: skip
         with self.begin() as connection:
@@ -105,27 +154,31 @@ class Ladder(Accounts):
         match_id: str,
         state: MatchState,
         *,
-        scores: Sequence[float] = (),
-        statuses: Sequence[str] = (),
+        seats: Sequence[Seated] = (),
         winner: int | None = None,
         replay_digest: str | None = None,
         reason: str = "",
+        steps: int | None = None,
+        wall_s: float | None = None,
     ) -> Match:
-        """Once: a second call raises Conflict. Scores and statuses are by seat."""
+        """Once: a second call raises Conflict. `seats` in their order; none when there is no result."""
         with self.begin() as connection:
             found = self.match(match_id)
-            _check_result(found, MatchState(state), scores, statuses, winner)
+            _check_result(found, MatchState(state), seats, winner)
             values = {
                 "state": MatchState(state), "winner": winner, "reason": reason_text(reason),
                 "replay_digest": None if replay_digest is None else digest_text(replay_digest),
-                "finished_at": self.clock(),
+                "steps": steps, "wall_s": wall_s, "finished_at": self.clock(),
             }  # fmt: skip
             open_ = (matches.c.id == match_id) & (matches.c.state == MatchState.SCHEDULED)
             if connection.execute(matches.update().where(open_).values(values)).rowcount != 1:
                 raise Conflict(f"match {match_id} is {found.state} already")
-            for seat, (score, status) in enumerate(zip(scores, statuses, strict=True)):
-                here = (seats.c.match_number == found.number) & (seats.c.seat == seat)
-                connection.execute(seats.update().where(here).values(score=score, status=status))
+            for number, seat in enumerate(seats):
+                here = (models.seats.c.match_number == found.number) & (models.seats.c.seat == number)
+                connection.execute(models.seats.update().where(here).values(
+                    score=seat.score, status=seat.status, reason=reason_text(seat.reason), cpu_s=seat.cpu_s,
+                    log_digest=None if seat.log_digest is None else digest_text(seat.log_digest),
+                ))  # fmt: skip
             return self.match(match_id)
 
     def match(self, match_id: str) -> Match:
@@ -140,50 +193,128 @@ class Ladder(Accounts):
         newest = of.order_by(seats.c.match_number.desc()).limit(limit)
         return self._matches(matches.c.number.in_(newest))[::-1]
 
-    def match_log(self, env_id: str, *, after: int = 0, limit: int = 1000) -> list[Match]:
+    def matches_where(
+        self,
+        *,
+        env_id: str | None = None,
+        season_id: int | None = None,
+        submission_id: str | None = None,
+        tournament_id: str | None = None,
+        kind: MatchKind | None = None,
+        state: MatchState | None = None,
+        before: int | None = None,
+        limit: int = 50,
+    ) -> list[Match]:
+        """Newest first; `before`: only with smaller numbers."""
+        wanted = {
+            matches.c.env_id: env_id, matches.c.season_id: season_id, matches.c.tournament_id: tournament_id,
+            matches.c.kind: kind, matches.c.state: state,
+        }  # fmt: skip
+        which = sa.select(matches.c.number).where(*(col == value for col, value in wanted.items() if value is not None))
+        if submission_id is not None:
+            played = sa.select(seats.c.match_number).where(seats.c.submission_id == submission_id)
+            which = which.where(matches.c.number.in_(played))
+        if before is not None:
+            which = which.where(matches.c.number < before)
+        newest = which.order_by(matches.c.number.desc()).limit(max(1, min(limit, MAX_MATCHES)))
+        return self._matches(matches.c.number.in_(newest))[::-1]
+
+    def open_matches(self, *, env_id: str | None = None) -> list[Match]:
+        """Those that have no result yet, oldest first."""
+        # Every one by name, because the index starts with it.
+        somewhere = matches.c.env_id.in_(sa.select(environments.c.env_id))
+        where = somewhere if env_id is None else matches.c.env_id == env_id
+        return self._matches(where & (matches.c.state == MatchState.SCHEDULED))
+
+    def open_challenges(self, owner_id: str) -> int:
+        """Challenge games that this owner has asked for and that have no result yet."""
+        query = (
+            sa.select(sa.func.count().label("n"))
+            .select_from(matches)
+            .join(seats, (seats.c.match_number == matches.c.number) & (seats.c.seat == matches.c.pairing))
+            .join(submissions, submissions.c.id == seats.c.submission_id)
+            .where(matches.c.state == MatchState.SCHEDULED, matches.c.kind == MatchKind.CHALLENGE)
+            .where(submissions.c.owner_id == owner_id)
+        )
+        row = self.row(query)
+        return row["n"] if row else 0
+
+    def match_log(
+        self, env_id: str, *, season_id: int | None = None, after: int = 0, limit: int = 1000
+    ) -> list[Match]:  # fmt: skip
         """Rated matches with a result, in order of creation, up to the first one that is still open: a fold over them
-        gives the same ratings whenever it is taken up again."""
-        in_env, rated = matches.c.env_id == env_id, matches.c.rated.is_(True)
-        still_open = sa.select(sa.func.min(matches.c.number)).where(
-            in_env, rated, matches.c.state == MatchState.SCHEDULED
+        gives the same ratings whenever it is taken up again. With a season: its own only."""
+        which = sa.select(matches.c.number).where(
+            *_within(env_id, season_id), matches.c.state == MatchState.FINISHED, matches.c.rated.is_(True),
+            matches.c.number > after, matches.c.number <= self.settled_up_to(env_id, season_id=season_id),
         )  # fmt: skip
-        settled = sa.func.coalesce(matches.c.number < still_open.scalar_subquery(), sa.true())
-        which = sa.select(matches.c.number).where(in_env, rated, matches.c.state == MatchState.FINISHED)
-        which = which.where(matches.c.number > after, settled).order_by(matches.c.number).limit(limit)
-        return self._matches(matches.c.number.in_(which))
+        return self._matches(matches.c.number.in_(which.order_by(matches.c.number).limit(limit)))
+
+    def settled_up_to(self, env_id: str, *, season_id: int | None = None) -> int:
+        """The number before that of the first rated match that is still open; the largest there is, if none is."""
+        first = sa.select(sa.func.min(matches.c.number).label("n")).where(
+            *_within(env_id, season_id), matches.c.rated.is_(True), matches.c.state == MatchState.SCHEDULED
+        )  # fmt: skip
+        row = self.row(first)
+        return MAX_NUMBER if row is None or row["n"] is None else row["n"] - 1
+
+    def results(self, env_id: str, *, season_id: int, after: int, up_to: int, limit: int = 10_000) -> list[Result]:
+        """What `match_log` has, with no more than ratings need: for a long log."""
+        log = sa.select(matches.c.number, matches.c.winner, matches.c.finished_at).where(
+            *_within(env_id, season_id), matches.c.state == MatchState.FINISHED, matches.c.rated.is_(True),
+            matches.c.number > after, matches.c.number <= up_to,
+        ).order_by(matches.c.number).limit(limit).subquery()  # fmt: skip
+        query = sa.select(log, seats.c.submission_id, seats.c.score).join(seats, seats.c.match_number == log.c.number)
+        found: list[Result] = []
+        with self.read() as connection:
+            rows = connection.execute(query.order_by(log.c.number, seats.c.seat))
+            for (number, winner, at), group in groupby(rows, key=lambda row: row[:3]):
+                agents, scores = zip(*((row[3], row[4] or 0.0) for row in group), strict=True)
+                found.append(Result(number=number, winner=winner, at=at or 0.0, agents=agents, scores=scores))
+        return found
+
+    def ended(self, env_id: str, *, season_id: int) -> dict[str, int]:
+        """How many ladder matches of each submission have ended, with a result or without."""
+        over = [*_within(env_id, season_id), matches.c.rated.is_(True), matches.c.state != MatchState.SCHEDULED]
+        query = sa.select(seats.c.submission_id, sa.func.count().label("n")).join(
+            matches, matches.c.number == seats.c.match_number
+        )  # fmt: skip
+        rows = self.rows(query.where(*over).group_by(seats.c.submission_id))
+        return {row["submission_id"]: row["n"] for row in rows}
 
     # ---- ratings ----
 
-    def record_ratings(self, match_number: int, after: Mapping[str, tuple[float, float]]) -> None:
-        """mu and sigma by submission, after this match. Once: a second call raises Conflict and changes nothing."""
-        if not all(math.isfinite(part) for pair in after.values() for part in pair):
+    def record_ratings(self, after: Mapping[int, Mapping[str, tuple[float, float]]]) -> None:
+        """mu and sigma by submission, after each of these matches. Once: when one of them has moved its ratings
+        already, it raises Conflict and changes nothing."""
+        if not all(math.isfinite(part) for of in after.values() for pair in of.values() for part in pair):
             raise SpecError("a rating is a pair of finite numbers")
-        now = self.clock()
+        now, numbers = self.clock(), list(after)
         rows = [
-            {"match_number": match_number, "submission_id": submission_id, "mu": mu, "sigma": sigma, "created_at": now}
-            for submission_id, (mu, sigma) in after.items()
+            {"match_number": number, "submission_id": submission_id, "mu": mu, "sigma": sigma, "created_at": now}
+            for number, of in after.items()
+            for submission_id, (mu, sigma) in of.items()
         ]
         with self.begin() as connection:
-            found = self._matches(matches.c.number == match_number)
-            if not found or not found[0].rated or found[0].state is not MatchState.FINISHED:
-                raise Conflict(f"match {match_number} moves no rating")
-            if not after or not set(after) <= {seat.submission_id for seat in found[0].seats}:
-                raise SpecError(f"ratings after match {match_number} are of those who played it")
-            done = sa.select(ratings.c.submission_id).where(ratings.c.match_number == match_number).limit(1)
-            if self.row(done) is not None:
-                raise Conflict(f"match {match_number} has moved its ratings already")
-            connection.execute(ratings.insert(), rows)
+            found = {match.number: match for match in self._matches(matches.c.number.in_(numbers))}
+            for number, of in after.items():
+                _check_moves(number, found.get(number), of)
+            done = sa.select(ratings.c.match_number).where(ratings.c.match_number.in_(numbers)).limit(1)
+            if (row := self.row(done)) is not None:
+                raise Conflict(f"match {row['match_number']} has moved its ratings already")
+            if rows:
+                connection.execute(ratings.insert(), rows)
 
     def rating_history(self, submission_id: str) -> list[Rating]:
         query = sa.select(*columns(ratings, Rating)).where(ratings.c.submission_id == submission_id)
         return [Rating(**row) for row in self.rows(query.order_by(ratings.c.match_number))]
 
-    def ratings(self, env_id: str) -> dict[str, Rating]:
-        """The latest of each submission that has one."""
+    def ratings(self, env_id: str, *, season_id: int | None = None) -> dict[str, Rating]:
+        """The latest of each submission that has one; with a season, the latest of that season."""
         newest = (
             sa.select(ratings.c.submission_id, sa.func.max(ratings.c.match_number).label("number"))
-            .join(submissions, submissions.c.id == ratings.c.submission_id)
-            .where(submissions.c.env_id == env_id)
+            .join(matches, matches.c.number == ratings.c.match_number)
+            .where(*_within(env_id, season_id))
             .group_by(ratings.c.submission_id)
             .subquery()
         )
@@ -191,13 +322,29 @@ class Ladder(Accounts):
         rows = self.rows(sa.select(*columns(ratings, Rating)).join(newest, same))
         return {row["submission_id"]: Rating(**row) for row in rows}
 
-    def rated_up_to(self, env_id: str) -> int:
+    def rated_up_to(self, env_id: str, *, season_id: int | None = None) -> int:
         """The number of the last match that moved ratings here; 0: none has."""
-        newest = sa.select(sa.func.max(ratings.c.match_number).label("number")).join(
-            matches, matches.c.number == ratings.c.match_number
+        moved = sa.exists().where(ratings.c.match_number == matches.c.number)
+        newest = sa.select(matches.c.number).where(
+            *_within(env_id, season_id), matches.c.state == MatchState.FINISHED, moved
         )  # fmt: skip
-        row = self.row(newest.where(matches.c.env_id == env_id))
-        return (row["number"] or 0) if row else 0
+        row = self.row(newest.order_by(matches.c.number.desc()).limit(1))
+        return row["number"] if row else 0
+
+    def all_ratings(self, env_id: str, *, season_id: int) -> list[Rating]:
+        """In the order of the matches, then of the submissions' ids."""
+        query = sa.select(*columns(ratings, Rating)).join(matches, matches.c.number == ratings.c.match_number)
+        order = ratings.c.match_number, ratings.c.submission_id
+        return [Rating(**row) for row in self.rows(query.where(*_within(env_id, season_id)).order_by(*order))]
+
+    def replace_ratings(self, env_id: str, history: Sequence[Rating], *, season_id: int) -> None:
+        """All of a season, as they were made again from its log."""
+        of = sa.select(matches.c.number).where(*_within(env_id, season_id))
+        rows = [{column.name: getattr(one, column.name) for column in columns(ratings, Rating)} for one in history]
+        with self.begin() as connection:
+            connection.execute(ratings.delete().where(ratings.c.match_number.in_(of)))
+            if rows:
+                connection.execute(ratings.insert(), rows)
 
     # ---- parts ----
 
@@ -219,9 +366,7 @@ class Ladder(Accounts):
         found: list[Match] = []
         for _, group in groupby(rows, key=lambda row: row["number"]):
             of = list(group)
-            taken = tuple(
-                Seat(submission_id=row["submission_id"], score=row["score"], status=row["status"]) for row in of
-            )  # fmt: skip
+            taken = tuple(Seat(**{name: row[f"seat_{name}"] for name in _SEAT_FIELDS}) for row in of)
             fields: dict[str, Any] = {name: of[0][name] for name in _MATCH_FIELDS}
             fields["seed"] = int(fields["seed"])
             found.append(Match(**fields, seats=taken))
@@ -230,20 +375,33 @@ class Ladder(Accounts):
 
 _MATCH_COLUMNS = columns(matches, Match)
 _MATCH_FIELDS = [column.name for column in _MATCH_COLUMNS]
-_MATCHES = sa.select(*_MATCH_COLUMNS, *columns(seats, Seat)).join(seats, seats.c.match_number == matches.c.number)
+_SEAT_COLUMNS = columns(seats, Seat)
+_SEAT_FIELDS = [column.name for column in _SEAT_COLUMNS]
+_MATCHES = sa.select(
+    *_MATCH_COLUMNS, *(column.label(f"seat_{column.name}") for column in _SEAT_COLUMNS)
+).join(seats, seats.c.match_number == matches.c.number)  # fmt: skip
 
 
-def _check_result(
-    match: Match, state: MatchState, scores: Sequence[float], statuses: Sequence[str], winner: int | None
-) -> None:
+def _within(env_id: str, season_id: int | None) -> list[sa.ColumnElement[bool]]:
+    return [matches.c.env_id == env_id, *([] if season_id is None else [matches.c.season_id == season_id])]
+
+
+def _check_moves(number: int, match: Match | None, after: Mapping[str, object]) -> None:
+    if match is None or not match.rated or match.state is not MatchState.FINISHED:
+        raise Conflict(f"match {number} moves no rating")
+    if not after or not set(after) <= {seat.submission_id for seat in match.seats}:
+        raise SpecError(f"ratings after match {number} are of those who played it")
+
+
+def _check_result(match: Match, state: MatchState, seats: Sequence[Seated], winner: int | None) -> None:
     expected = len(match.seats) if state in (MatchState.FINISHED, MatchState.TIMEOUT) else 0
     if state is MatchState.SCHEDULED:
         raise SpecError("a match ends as finished, timeout, cancelled or void")
-    if not len(scores) == len(statuses) == expected:
-        raise SpecError(f"a {state} match of {len(match.seats)} seats has {expected} scores and statuses")
-    for status in statuses:
-        name_text(status, "a seat's status", max_chars=16)
-    if not all(map(math.isfinite, scores)):
-        raise SpecError("scores are finite numbers")
+    if len(seats) != expected:
+        raise SpecError(f"a {state} match of {len(match.seats)} seats has {expected} results of seats")
+    for seat in seats:
+        name_text(seat.status, "a seat's status", max_chars=16)
+    if not all(math.isfinite(seat.score) and math.isfinite(seat.cpu_s) for seat in seats):
+        raise SpecError("scores and times are finite numbers")
     if winner is not None and not 0 <= winner < expected:
         raise SpecError(f"the winner {winner} is not a seat of the match")

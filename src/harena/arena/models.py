@@ -9,6 +9,7 @@ StoreError
 ├── Conflict             somebody else changed it first, or the name is taken: read again
 ├── IllegalTransition    the submission's state does not allow that
 ├── QuotaExceeded        the owner has used up what the host allows; says when to come back
+├── Busy                 so much waits already that no more is taken: come back later
 ├── KeyRefused           no such key, or expired, revoked, or without the scope
 └── LeaseLost            the job was cancelled, taken over or finished: drop its result
 """
@@ -53,6 +54,10 @@ class IllegalTransition(StoreError):
 
 
 class QuotaExceeded(StoreError):
+    pass
+
+
+class Busy(StoreError):
     pass
 
 
@@ -156,6 +161,28 @@ class MatchState(enum.StrEnum):
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     VOID = "void"
+
+
+class MatchKind(enum.StrEnum):
+    LADDER = "ladder"
+    """Rated."""
+    CHALLENGE = "challenge"
+    TOURNAMENT = "tournament"
+    """Finals of a season too."""
+
+
+class Board(enum.StrEnum):
+    """What a line of a board rests on. The three never mix."""
+
+    VERIFIED = "verified"
+    SELF_REPORTED = "self-reported"
+    LADDER = "ladder"
+
+
+class TournamentState(enum.StrEnum):
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
 
 
 class JobState(enum.StrEnum):
@@ -323,14 +350,17 @@ submissions = sa.Table(
     sa.Column("env_id", _Name, sa.ForeignKey("environments.env_id"), nullable=False),
     sa.Column("season_id", _Serial, sa.ForeignKey("seasons.id")),
     sa.Column("algorithm", _Name, nullable=False),
-    sa.Column("client_id", _Name),
+    sa.Column("client_id", _Name),  # chosen by the client; who shows it is the owner of what was sent without a key
+    sa.Column("anonymous", sa.Boolean, nullable=False, server_default=sa.false()),  # sent without a key
     sa.Column("main_file", _Name, nullable=False),
     sa.Column("digest", _Digest, nullable=False),
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("kind", Choice(Kind), nullable=False),
     sa.Column("state", Choice(State), nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("warnings", sa.Text, nullable=False, server_default=""),  # one a line
     sa.Column("log_digest", _Digest),
+    sa.Column("job_id", _Serial),  # the latest, for its place in the queue
     sa.Column("score", sa.Double),  # what stands on the board; null: nothing does
     sa.Column("low", sa.Double),
     sa.Column("high", sa.Double),
@@ -341,12 +371,15 @@ submissions = sa.Table(
     sa.Index("submissions_by_score", "env_id", "kind", "owner_id", "algorithm", "score"),
     sa.Index("submissions_by_owner", "owner_id", "state", "created_at"),
     sa.Index("submissions_by_state", "state", "created_at"),
+    sa.Index("submissions_by_client", "client_id"),
+    sa.Index("submissions_by_code", "digest"),
 )
 
 charges = sa.Table(
     "charges",
     metadata,
-    sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), primary_key=True),
+    sa.Column("id", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), nullable=False, index=True),
     sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), nullable=False),
     sa.Column("day", sa.Integer, nullable=False),  # days since 1970, UTC
     _time("refunded_at", nullable=True),
@@ -398,9 +431,14 @@ matches = sa.Table(
     sa.Column("season_id", _Serial, sa.ForeignKey("seasons.id")),
     sa.Column("seed", sa.String(20), nullable=False),  # unsigned 64 bit: more than the databases' integers hold
     sa.Column("rated", sa.Boolean, nullable=False),
+    sa.Column("kind", Choice(MatchKind), nullable=False),
+    sa.Column("tournament_id", _Id, sa.ForeignKey("tournaments.id"), index=True),
+    sa.Column("pairing", sa.Integer),  # its number in a tournament's schedule; the seat of a challenger
     sa.Column("state", Choice(MatchState), nullable=False),
     sa.Column("winner", sa.Integer),
     sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("steps", sa.Integer),
+    sa.Column("wall_s", sa.Double),
     sa.Column("replay_digest", _Digest),
     _time("created_at"),
     _time("finished_at", nullable=True),
@@ -416,6 +454,9 @@ seats = sa.Table(
     sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), nullable=False),
     sa.Column("score", sa.Double),
     sa.Column("status", sa.String(16)),
+    sa.Column("reason", sa.Text),  # for the agent's owner
+    sa.Column("log_digest", _Digest),  # so is this
+    sa.Column("cpu_s", sa.Double),
     sa.Index("seats_of_submission", "submission_id", "match_number"),
 )
 
@@ -430,6 +471,60 @@ ratings = sa.Table(
     sa.Index("ratings_of_submission", "submission_id", "match_number"),
 )
 """After each rated match. The primary key is why no match moves a rating twice."""
+
+standings = sa.Table(
+    "standings",
+    metadata,
+    sa.Column("season_id", _Serial, sa.ForeignKey("seasons.id"), primary_key=True),
+    sa.Column("board", Choice(Board), primary_key=True),
+    sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), primary_key=True),
+    sa.Column("env_id", _Name, nullable=False),
+    sa.Column("owner", _Name, nullable=False),
+    sa.Column("algorithm", _Name, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("rank", sa.Integer, nullable=False),  # shared where nobody can tell
+    sa.Column("place", sa.Integer, nullable=False),  # the order on the page, from 1
+    sa.Column("score", sa.Double, nullable=False),
+    sa.Column("low", sa.Double),
+    sa.Column("high", sa.Double),
+    sa.Column("games", sa.Integer, nullable=False),
+    sa.Column("wins", sa.Integer, nullable=False),
+    sa.Column("draws", sa.Integer, nullable=False),
+    sa.Column("losses", sa.Integer, nullable=False),
+    sa.Column("component", sa.Integer, nullable=False),
+    _time("at"),
+    sa.Index("standings_in_order", "season_id", "board", "place"),
+)
+"""The board of a ladder, replaced as a whole by each refit, and every board of a season that has ended. It follows from
+the logs: it can be made again from them."""
+
+benches = sa.Table(
+    "benches",
+    metadata,
+    sa.Column("id", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), nullable=False, index=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("after_match", _Serial, nullable=False),  # matches up to this one no longer count against it once lifted
+    _time("benched_at"),
+    _time("lifted_at", nullable=True),
+    sqlite_autoincrement=True,
+)
+
+tournaments = sa.Table(
+    "tournaments",
+    metadata,
+    sa.Column("id", _Id, primary_key=True),
+    sa.Column("env_id", _Name, sa.ForeignKey("environments.env_id"), nullable=False, index=True),
+    sa.Column("season_id", _Serial, sa.ForeignKey("seasons.id")),
+    sa.Column("name", _Name, nullable=False),
+    sa.Column("format", sa.String(32), nullable=False),
+    sa.Column("finals", sa.Boolean, nullable=False),  # decides the season
+    sa.Column("settings", Json, nullable=False),  # games, rounds, seed, participants by submission id
+    sa.Column("state", Choice(TournamentState), nullable=False),
+    sa.Column("result", Json),  # rounds, ties and standings, as far as they are known
+    _time("created_at"),
+    _time("finished_at", nullable=True),
+)
 
 events = sa.Table(
     "events",

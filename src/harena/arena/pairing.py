@@ -17,7 +17,7 @@ import enum
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from harena.arena.ratings import Rating
@@ -100,9 +100,11 @@ def choose(
     rng: random.Random,
     now: float,
     rules: Rules = RULES,
+    needy: Collection[str] | None = None,
 ) -> Pairing | None:
     """The next match; None when no table can be filled now. `recent`: the agents of the last matches that were created,
-    the latest last, running ones too. `running`: those of the matches that have not ended."""
+    the latest last, running ones too. `running`: those of the matches that have not ended. `needy`: whom a match may be
+    made for; None: anybody. Opponents may be anybody."""
     busy = Counter(agent for table in running for agent in set(table))
     free = [one for one in ratings if not one.benched and busy[one.agent] < rules.at_once]
     free.sort(key=lambda one: one.agent)  # the caller's order must not matter
@@ -115,7 +117,8 @@ def choose(
     def rematch(a: str, b: str) -> bool:
         return any(one in last and other in recent[-1 - last[one]] for one, other in ((a, b), (b, a)))
 
-    for reason, one in _by_need(free, starving, rng=rng, rules=rules):
+    sought = free if needy is None else [one for one in free if one.agent in needy]
+    for reason, one in _by_need(sought, starving, rng=rng, rules=rules):
         table = _table(one, free, rematch, rng=rng, rules=rules)
         if table is not None:
             rng.shuffle(table)

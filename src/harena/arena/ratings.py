@@ -17,7 +17,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Protocol
@@ -152,6 +152,16 @@ class Elo:
 
     def inherit(self, parent: Rating) -> Rating:
         return Rating(mu=parent.mu, sigma=0.0)
+
+
+POINT = SCALE / (math.sqrt(2) * 25 / 6)
+"""Board points in one unit of Plackett-Luce's mu: settled agents sqrt(2) betas apart have odds of e to one."""
+
+
+def points(mu: float, sigma: float) -> tuple[float, float]:
+    """A rating that moves with each match, on the board's scale, as far as the two can be compared. Elo, which knows no
+    doubt, is on it already."""
+    return (MEAN + POINT * (mu - 25), POINT * sigma) if sigma > 0 else (mu, sigma)
 
 
 class Ladder:
@@ -306,12 +316,20 @@ def _comparisons(seated: npt.NDArray[np.intp], ranks: npt.NDArray[np.int64], n: 
     return wins.reshape(n, n)
 
 
-def refit(log: Iterable[Outcome], *, agents: Iterable[str] = (), confidence: float = CONFIDENCE) -> Board:
-    """`agents`: also on the board, if they have not played yet."""
-    return board(tally(log, agents=agents), confidence=confidence)
+def refit(
+    log: Iterable[Outcome],
+    *,
+    agents: Iterable[str] = (),
+    listed: Collection[str] | None = None,
+    confidence: float = CONFIDENCE,
+) -> Board:
+    """`agents`: also on the board, if they have not played yet. `listed`: as `board` takes it."""
+    return board(tally(log, agents=agents), listed=listed, confidence=confidence)
 
 
-def board(counts: Tally, *, confidence: float = CONFIDENCE) -> Board:
+def board(counts: Tally, *, listed: Collection[str] | None = None, confidence: float = CONFIDENCE) -> Board:
+    """`listed`: only these have a line, and only these count for a rank; the results of the others still say how
+    strong these are. None: all."""
     if not 0 < confidence < 1:
         raise SpecError(f"confidence={confidence!r}: must be between 0 and 1")
     if not counts.agents:
@@ -322,7 +340,8 @@ def board(counts: Tally, *, confidence: float = CONFIDENCE) -> Board:
         covariance = _centred(covariance, components[0])
     labels = _labels(components, len(counts.agents))
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    ranks = _ranks(strengths, covariance, labels, z)
+    shown = np.array([listed is None or agent in listed for agent in counts.agents])
+    ranks = _ranks(strengths, covariance, labels, z, shown)
     points = MEAN + SCALE * strengths
     half = SCALE * z * np.sqrt(np.maximum(np.diag(covariance), 0))  # rounding
     entries = [
@@ -336,6 +355,7 @@ def board(counts: Tally, *, confidence: float = CONFIDENCE) -> Board:
             component=int(labels[i]),
         )
         for i, agent in enumerate(counts.agents)
+        if shown[i]
     ]
     return Board(
         entries=tuple(sorted(entries, key=lambda entry: (-entry.strength, entry.agent))),
@@ -393,11 +413,13 @@ def _centred(covariance: Matrix, members: list[int]) -> Matrix:
     return covariance - covariance[:, members].mean(axis=1, keepdims=True)
 
 
-def _ranks(strengths: Vector, covariance: Matrix, labels: npt.NDArray[np.intp], z: float) -> npt.NDArray[np.int64]:
+def _ranks(
+    strengths: Vector, covariance: Matrix, labels: npt.NDArray[np.intp], z: float, shown: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
     variance = np.diag(covariance)
     spread = np.sqrt(np.maximum(variance[:, None] + variance[None, :] - 2 * covariance, 0))
     stronger = strengths[None, :] - strengths[:, None] > np.maximum(z * spread, 1e-9)
-    return 1 + (stronger & (labels[:, None] == labels[None, :])).sum(axis=1)
+    return 1 + (stronger & (labels[:, None] == labels[None, :]) & shown[None, :]).sum(axis=1)
 
 
 def _components(wins: Matrix) -> list[list[int]]:

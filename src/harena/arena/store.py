@@ -1,5 +1,5 @@
-"""Submissions, their evaluations, the board, quotas and events. With `Accounts` and `Ladder`: all SQL of the arena but
-the job table's.
+"""Submissions, their evaluations, quotas and the events that tell of them. With `Events`, `Accounts`, `Ladder` and
+`Boards`: all SQL of the arena but the job table's.
 
 Guarantees: every change of state goes through `models.transition` and a compare-and-set; a score, its board entry and
 the event that tells of it are written in one transaction; self-reported scores are on a board of their own; a quota is
@@ -8,18 +8,16 @@ given back at most once. Does not read files or run anything.
 
 from __future__ import annotations
 
-import enum
-import math
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from harena.arena.accounts import Owner
+from harena.arena.board import Boards
 from harena.arena.database import columns
-from harena.arena.ladder import Ladder
+from harena.arena.events import Notice as Notice
 from harena.arena.models import (
     ACTIVE,
     Conflict,
@@ -32,142 +30,22 @@ from harena.arena.models import (
     charges,
     digest_text,
     evaluations,
-    events,
-    json_text,
     name_text,
     owners,
     reason_text,
     submissions,
     transition,
 )
+from harena.arena.records import MAX_PAGE, Evaluation, Outcome, Quota, Submission, page
+from harena.arena.records import Entry as Entry
+from harena.arena.records import Filter as Filter
+from harena.arena.records import Sort as Sort
 from harena.errors import SpecError
 
 DAY_S = 86400
-MAX_PAGE = 1000
-CROWD = 7000
-"""Where sorting what a filter leaves of a million entries takes as long as looking for the first 50 in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    id: str
-    owner_id: str
-    owner: str
-    env_id: str
-    season_id: int | None
-    algorithm: str
-    client_id: str | None
-    main_file: str
-    digest: str
-    """Of the code, in the file store."""
-    version: int
-    """Counts from 1 for each owner, environment and algorithm."""
-    kind: Kind
-    state: State
-    reason: str
-    """Why it was rejected or failed, for its owner."""
-    log_digest: str | None
-    """Of the log, in the file store. For its owner only."""
-    score: float | None
-    """What stands on the board. A platform fault in a later evaluation does not take it away."""
-    low: float | None
-    high: float | None
-    created_at: float
-    updated_at: float
-    deleted_at: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What an evaluation found. An end of the interval is None where too little is known."""
-
-    score: float
-    low: float | None = None
-    high: float | None = None
-    episodes: int = 0
-    metrics: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    def __post_init__(self) -> None:
-        if not all(math.isfinite(value) for value in (self.score, self.low, self.high) if value is not None):
-            raise SpecError("a score and its interval are finite numbers")
-        json_text(self.metrics)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    id: int
-    submission_id: str
-    kind: Kind
-    score: float
-    low: float | None
-    high: float | None
-    episodes: int
-    metrics: dict[str, Any]
-    created_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A line of a board: the best of an owner's submissions of one algorithm."""
-
-    env_id: str
-    kind: Kind
-    owner: str
-    algorithm: str
-    submission_id: str
-    score: float
-    low: float | None
-    high: float | None
-    at: float
-    """When it was submitted."""
-
-
-class Sort(enum.StrEnum):
-    SCORE_DESC = "score_desc"
-    DATE_DESC = "date_desc"
-    DATE_ASC = "date_asc"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    user: str | None = None
-    algorithm: str | None = None
-    score_min: float | None = None
-    score_max: float | None = None
-    date_from: float | None = None
-    date_to: float | None = None
-
-    @property
-    def scores(self) -> tuple[float | None, float | None]:
-        return self.score_min, self.score_max
-
-    @property
-    def dates(self) -> tuple[float | None, float | None]:
-        return self.date_from, self.date_to
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quota:
-    """What the host allows an owner who has no numbers of their own. None: no limit."""
-
-    per_day: int | None = 100
-    """By UTC days."""
-    at_once: int | None = 10
-    """Received, checked, queued or running."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """An event as it was told."""
-
-    number: int
-    topic: str
-    kind: str
-    body: dict[str, Any]
-    created_at: float
-
-
-class Store(Ladder):
+class Store(Boards):
     # ---- submissions ----
 
     def submit(
@@ -179,7 +57,9 @@ class Store(Ladder):
         digest: str,
         main_file: str,
         client_id: str | None = None,
+        anonymous: bool = False,
         kind: Kind = Kind.VERIFIED,
+        warnings: Sequence[str] = (),
         quota: Quota | None = None,
     ) -> Submission:
         """Received, and counted against the quota."""
@@ -188,7 +68,8 @@ class Store(Ladder):
             "id": submission_id, "env_id": env_id, "algorithm": name_text(algorithm, "an algorithm's name"),
             "digest": digest_text(digest), "main_file": name_text(main_file, "a file's name"),
             "client_id": None if client_id is None else name_text(client_id, "a client's id"),
-            "kind": Kind(kind), "state": State.RECEIVED, "reason": "", "created_at": now, "updated_at": now,
+            "anonymous": anonymous, "warnings": reason_text("\n".join(warnings)), "kind": Kind(kind),
+            "state": State.RECEIVED, "reason": "", "created_at": now, "updated_at": now,
         }  # fmt: skip
         with self.begin() as connection:
             season_id, who = self._open_season(env_id), self.owner(owner)
@@ -200,8 +81,7 @@ class Store(Ladder):
             version = (row["version"] or 0) + 1 if row else 1
             place = {"owner_id": who.id, "season_id": season_id, "version": version}
             connection.execute(submissions.insert().values(values | place))
-            day = int(now) // DAY_S
-            connection.execute(charges.insert().values(submission_id=submission_id, owner_id=who.id, day=day))
+            self._charge(submission_id, who.id)
             made = self.submission(submission_id)
             self._tell(made)
             return made
@@ -213,15 +93,44 @@ class Store(Ladder):
         return Submission(**row)
 
     def submissions_of(self, owner: str, *, limit: int = 50, offset: int = 0) -> list[Submission]:
-        """Newest first, without the deleted ones."""
-        query = _SUBMISSIONS.where(owners.c.name == owner, submissions.c.deleted_at.is_(None))
-        query = query.order_by(submissions.c.created_at.desc(), submissions.c.id).limit(_page(limit)).offset(offset)
+        return self.submissions_where(owner=owner, limit=limit, offset=offset)
+
+    def submissions_where(
+        self, *, owner: str | None = None, env_id: str | None = None, algorithm: str | None = None,
+        states: Collection[State] | None = None, client_id: str | None = None, limit: int = 50, offset: int = 0,
+    ) -> list[Submission]:  # fmt: skip
+        """Newest first, without the deleted ones. `client_id` finds only what was sent without a key."""
+        query = _SUBMISSIONS.where(submissions.c.deleted_at.is_(None))
+        if owner is not None:
+            query = query.where(owners.c.name == owner)
+        if env_id is not None:
+            query = query.where(submissions.c.env_id == env_id)
+        if algorithm is not None:
+            query = query.where(submissions.c.algorithm == algorithm)
+        if states is not None:
+            query = query.where(submissions.c.state.in_(sorted(states)))
+        if client_id is not None:
+            query = query.where(submissions.c.client_id == client_id, submissions.c.anonymous.is_(True))
+        query = query.order_by(submissions.c.created_at.desc(), submissions.c.id).limit(page(limit)).offset(offset)
         return [Submission(**row) for row in self.rows(query)]
+
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Entries of the board and submissions, by environment."""
+        n = sa.func.count().label("n")
+        live = submissions.c.deleted_at.is_(None)
+        entries = self.rows(sa.select(board.c.env_id, n).group_by(board.c.env_id))
+        sent = self.rows(sa.select(submissions.c.env_id, n).where(live).group_by(submissions.c.env_id))
+        on_board = {row["env_id"]: row["n"] for row in entries}
+        return {row["env_id"]: (on_board.get(row["env_id"], 0), row["n"]) for row in sent}
+
+    def code_is_used(self, digest: str) -> bool:
+        """Whether some submission, deleted ones too, has this code."""
+        return self.row(sa.select(submissions.c.id).where(submissions.c.digest == digest).limit(1)) is not None
 
     def submissions_in(self, states: Sequence[State], *, limit: int = MAX_PAGE) -> list[Submission]:
         """Oldest first: what to carry on with after a restart."""
         query = _SUBMISSIONS.where(submissions.c.state.in_(list(states)))
-        query = query.order_by(submissions.c.created_at, submissions.c.id).limit(_page(limit))
+        query = query.order_by(submissions.c.created_at, submissions.c.id).limit(page(limit))
         return [Submission(**row) for row in self.rows(query)]
 
     def move(
@@ -261,16 +170,33 @@ class Store(Ladder):
             same = self.submission(submission_id).kind is Kind(kind)
             return self._move(submission_id, Event.CHECK, also={"kind": Kind(kind), **({} if same else _NO_SCORE)})
 
-    def rank(self, submission_id: str, outcome: Outcome, *, log_digest: str | None = None) -> Submission:
+    def set_job(self, submission_id: str, job_id: int) -> Submission:
+        """The job that evaluates it from now on."""
+        with self.begin() as connection:
+            connection.execute(submissions.update().where(submissions.c.id == submission_id).values(job_id=job_id))
+            return self.submission(submission_id)
+
+    def rank(
+        self, submission_id: str, outcome: Outcome, *, log_digest: str | None = None, warnings: Sequence[str] = ()
+    ) -> Submission:  # fmt: skip
         """Keeps the evaluation and puts its score on the board of the submission's kind."""
         scores = {"score": outcome.score, "low": outcome.low, "high": outcome.high}
         with self.begin() as connection:
-            ranked = self._move(submission_id, Event.RANK, log_digest=log_digest, also=scores)
+            more = scores | self._warned(submission_id, warnings)
+            ranked = self._move(submission_id, Event.RANK, log_digest=log_digest, also=more)
             connection.execute(evaluations.insert().values(
                 submission_id=submission_id, kind=ranked.kind, episodes=outcome.episodes, metrics=outcome.metrics,
                 created_at=self.clock(), **scores,
             ))  # fmt: skip
             return ranked
+
+    def enter(
+        self, submission_id: str, *, log_digest: str | None = None, warnings: Sequence[str] = ()
+    ) -> Submission:  # fmt: skip
+        """Ranked without a score: it can play, and what it is worth the ladder's matches will show."""
+        with self.begin():
+            also = self._warned(submission_id, warnings)
+            return self._move(submission_id, Event.RANK, log_digest=log_digest, also=also)
 
     def reject(self, submission_id: str, reason: str, *, log_digest: str | None = None) -> Submission:
         """The code is not acceptable; what it had scored before no longer counts."""
@@ -294,8 +220,10 @@ class Store(Ladder):
             if before.state in ACTIVE:
                 raise Conflict(f"the submission is {before.state}: cancel it first")
             there = (submissions.c.id == submission_id) & submissions.c.deleted_at.is_(None)
-            connection.execute(submissions.update().where(there).values(deleted_at=self.clock()))
-            self._refresh_board(before)
+            if connection.execute(submissions.update().where(there).values(deleted_at=self.clock())).rowcount == 1:
+                self._refresh_board(before)
+                body = {"id": before.id, "state": "deleted", "env_id": before.env_id}
+                self.publish(f"submission:{before.id}", "state", body)
             return self.submission(submission_id)
 
     def evaluations_of(self, submission_id: str) -> list[Evaluation]:
@@ -309,40 +237,26 @@ class Store(Ladder):
         found = self.find_owner(owner)
         return (0, 0) if found is None else self._used(found.id)
 
+    def check_quota(self, owner: str, quota: Quota) -> None:
+        """Raises QuotaExceeded where `submit` would. For who wants to know before the work is done."""
+        found = self.find_owner(owner)
+        if found is not None:
+            self._check_quota(found, quota)
+
+    def charge_again(self, submission_id: str, quota: Quota) -> None:
+        """For one more evaluation: as much as a submission counts."""
+        with self.begin():
+            owner = self.owner(self.submission(submission_id).owner)
+            self._lock_owner(owner.id)
+            self._check_quota(owner, quota)
+            self._charge(submission_id, owner.id)
+
     def refund(self, submission_id: str) -> bool:
-        """Whether it was given back now: only the first call does."""
-        charged = (charges.c.submission_id == submission_id) & charges.c.refunded_at.is_(None)
+        """Whether its last charge was given back now: only the first call does."""
+        last = sa.select(sa.func.max(charges.c.id)).where(charges.c.submission_id == submission_id)
+        charged = (charges.c.id == last.scalar_subquery()) & charges.c.refunded_at.is_(None)
         with self.begin() as connection:
             return connection.execute(charges.update().where(charged).values(refunded_at=self.clock())).rowcount == 1
-
-    # ---- the board ----
-
-    def leaderboard(
-        self, env_id: str, *, kind: Kind = Kind.VERIFIED, where: Filter | None = None,
-        sort: Sort = Sort.SCORE_DESC, limit: int = 50, offset: int = 0,
-    ) -> list[Entry]:  # fmt: skip
-        """The best entry of each owner and algorithm, of one kind."""
-        where = where or Filter()
-        crowded = self._crowded(env_id, kind, where, sort)
-        query = board_query(env_id, kind, where, sort, crowded=crowded).limit(_page(limit)).offset(offset)
-        return [Entry(**row) for row in self.rows(query)]
-
-    # ---- events ----
-
-    def publish(self, topic: str, kind: str, body: dict[str, Any]) -> None:
-        row = {"topic": topic, "kind": kind, "body": body, "created_at": self.clock()}
-        with self.begin() as connection:
-            connection.execute(events.insert().values(row))
-
-    def events_after(self, number: int, *, topic: str | None = None, limit: int = 100) -> list[Notice]:
-        query = sa.select(*columns(events, Notice)).where(events.c.number > number)
-        if topic is not None:
-            query = query.where(events.c.topic == topic)
-        return [Notice(**row) for row in self.rows(query.order_by(events.c.number).limit(_page(limit)))]
-
-    def last_event(self) -> int:
-        row = self.row(sa.select(sa.func.max(events.c.number).label("number")))
-        return (row["number"] or 0) if row else 0
 
     # ---- parts ----
 
@@ -353,10 +267,6 @@ class Store(Ladder):
         if season is not None and season.frozen:
             raise Conflict(f"the season {season.name!r:.80} is frozen: it takes no more submissions")
         return season.id if season else None
-
-    def _lock_owner(self, owner_id: str) -> None:
-        """One change at a time for each owner, so that quota, version and best entry are counted right."""
-        self.row(sa.select(owners.c.id).where(owners.c.id == owner_id).with_for_update())
 
     def _used(self, owner_id: str) -> tuple[int, int]:
         count = sa.select(sa.func.count().label("n"))
@@ -378,80 +288,25 @@ class Store(Ladder):
         if at_once is not None and active >= at_once:
             raise QuotaExceeded(f"{at_once} submissions at once are under way: wait for one to end, or cancel it")
 
-    def _crowded(self, env_id: str, kind: Kind, where: Filter, sort: Sort) -> bool:
-        """Whether the range that the board is not sorted by leaves many entries."""
-        by_score = Sort(sort) is Sort.SCORE_DESC
-        range_ = _between(board.c.at, *where.dates) if by_score else _between(board.c.score, *where.scores)
-        if not range_ or where.user is not None:
-            return False
-        some = sa.select(board.c.at).where(board.c.env_id == env_id, board.c.kind == Kind(kind), *range_)
-        row = self.row(sa.select(sa.func.count().label("n")).select_from(some.limit(CROWD).subquery()))
-        return row is not None and row["n"] >= CROWD
+    def _charge(self, submission_id: str, owner_id: str) -> None:
+        day = int(self.clock()) // DAY_S
+        with self.begin() as connection:
+            connection.execute(charges.insert().values(submission_id=submission_id, owner_id=owner_id, day=day))
+
+    def _warned(self, submission_id: str, warnings: Sequence[str]) -> dict[str, str]:
+        """Each warning once, after those that are there."""
+        if not warnings:
+            return {}
+        known = [line for line in self.submission(submission_id).warnings.split("\n") if line]
+        return {"warnings": reason_text("\n".join(dict.fromkeys((*known, *warnings))))}
 
     def _tell(self, submission: Submission) -> None:
-        body = {"id": submission.id, "state": submission.state.value, "env_id": submission.env_id}
+        """Everybody may hear it: no reason, no warning, no name of a file."""
+        body: dict[str, Any] = {"id": submission.id, "state": submission.state.value, "env_id": submission.env_id}
+        if submission.state is State.RANKED:
+            body["score"] = submission.score
         self.publish(f"submission:{submission.id}", "state", body)
-
-    def _refresh_board(self, of: Submission) -> None:
-        """From the submissions, whatever was there before. Called inside `begin()`."""
-        place = {"env_id": of.env_id, "kind": of.kind, "owner_id": of.owner_id, "algorithm": of.algorithm}
-        self._lock_owner(of.owner_id)
-        best = self.row(_BEST, {f"of_{name}": value for name, value in place.items()})
-        with self.begin() as connection:
-            if best is None:
-                connection.execute(board.delete().where(*(board.c[name] == value for name, value in place.items())))
-            else:
-                insert = self.insert(board).values(**place, **best)
-                connection.execute(insert.on_conflict_do_update(index_elements=list(place), set_=dict(best)))
-            body = {"kind": of.kind.value, "owner": of.owner, "algorithm": of.algorithm}
-            self.publish(f"board:{of.env_id}", "board", body | {"score": best["score"] if best else None})
 
 
 _NO_SCORE = {"score": None, "low": None, "high": None}
 _SUBMISSIONS = sa.select(*columns(submissions, Submission), owners.c.name.label("owner")).join(owners)
-_BEST = (
-    sa.select(
-        submissions.c.id.label("submission_id"), submissions.c.score, submissions.c.low, submissions.c.high,
-        submissions.c.created_at.label("at"),
-    )
-    .where(*(submissions.c[name] == sa.bindparam(f"of_{name}") for name in ("env_id", "kind", "owner_id", "algorithm")))
-    .where(submissions.c.score.is_not(None), submissions.c.deleted_at.is_(None))
-    .order_by(submissions.c.score.desc(), submissions.c.created_at, submissions.c.id)
-    .limit(1)
-)  # fmt: skip
-
-# Not joins: a planner that started from the owners would read the whole board.
-_OWNER_NAME = sa.select(owners.c.name).where(owners.c.id == board.c.owner_id).scalar_subquery().label("owner")
-_ENTRIES = sa.select(*columns(board, Entry), _OWNER_NAME)
-
-
-def board_query(
-    env_id: str, kind: Kind, where: Filter, sort: Sort, *, crowded: bool = False
-) -> sa.Select[*tuple[Any, ...]]:  # fmt: skip
-    """Says to the planner, who does not know how many rows a filter leaves, which index to take: a column plus 0 is in
-    none. One owner has few entries, so these are sorted; of a crowded range, the first 50 in order are soon found."""
-    by_score, alone = Sort(sort) is Sort.SCORE_DESC, where.user is not None
-    score = board.c.score + 0 if alone or (crowded and not by_score) else board.c.score
-    at = board.c.at + 0 if alone or (crowded and by_score) else board.c.at
-    query = _ENTRIES.where(board.c.env_id == env_id, board.c.kind == Kind(kind))
-    if alone:
-        owner = sa.select(owners.c.id).where(owners.c.name == where.user).scalar_subquery()
-        query = query.where(board.c.owner_id == owner)
-    if where.algorithm is not None:
-        query = query.where(board.c.algorithm == where.algorithm)
-    query = query.where(*_between(score, *where.scores), *_between(at, *where.dates))
-    if by_score:
-        return query.order_by(score.desc(), board.c.at, board.c.submission_id)
-    if sort == Sort.DATE_DESC:
-        return query.order_by(at.desc(), board.c.submission_id.desc())
-    return query.order_by(at, board.c.submission_id)
-
-
-def _between(
-    column: sa.ColumnElement[float], low: float | None, high: float | None
-) -> list[sa.ColumnElement[bool]]:  # fmt: skip
-    return [*([] if low is None else [column >= low]), *([] if high is None else [column <= high])]
-
-
-def _page(limit: int) -> int:
-    return max(1, min(limit, MAX_PAGE))

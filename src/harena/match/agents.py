@@ -88,11 +88,11 @@ def load(
 ) -> AgentCode:
     """Reads an agent. Raises AgentError in words for its author."""
     if isinstance(source, bytes):
-        files, default = _from_bytes(source, limits), "agent"
+        files, default = from_bytes(source, limits), "agent"
     else:
         path = Path(source)
         files, default = _from_path(path, limits), _default_name(path)
-    entry, command = _start(files)
+    entry, command = start_of(files)
     return AgentCode(name=_checked_name(name or default), files=files, entry=entry, command=command)
 
 
@@ -127,7 +127,7 @@ def inspect(code: AgentCode, forbidden_imports: Sequence[str] = FORBIDDEN_IMPORT
 def _from_path(path: Path, limits: ArchiveLimits) -> dict[str, bytes]:
     try:
         if path.is_dir():
-            return _Files(limits).add_folder(path)
+            return FileSet(limits).add_folder(path)
         # Without O_NONBLOCK a FIFO by that name would wait for ever.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -139,24 +139,24 @@ def _from_path(path: Path, limits: ArchiveLimits) -> dict[str, bytes]:
     if path.suffix == ".ipynb":
         raise AgentError(f"{path.name}: a notebook; export it as a .py file (File, Save as, Python)")
     if path.suffix != ".py" and not data.startswith(b"PK"):
-        raise AgentError(f"{path.name}: {_what_else(data)}; give a .py file, a folder or a zip")
-    return _from_bytes(data, limits)
+        raise AgentError(f"{path.name}: {what_else(data)}; give a .py file, a folder or a zip")
+    return from_bytes(data, limits)
 
 
-def _from_bytes(data: bytes, limits: ArchiveLimits) -> dict[str, bytes]:
+def from_bytes(data: bytes, limits: ArchiveLimits) -> dict[str, bytes]:
     if len(data) > limits.total_bytes:
         raise AgentError(f"more than {limits.total_bytes // MB} MB; leave out data the agent does not need")
     if data.startswith(b"PK"):
-        return _without_top_folder(_Files(limits).add_zip(data))
+        return without_top_folder(FileSet(limits).add_zip(data))
     if not data.strip():
         raise AgentError("the file is empty")
     if b"\0" in data:
-        raise AgentError(f"{_what_else(data)}; give a .py file or a zip")
+        raise AgentError(f"{what_else(data)}; give a .py file or a zip")
     # Always by this name: a file called random.py would be what its own `import random` finds.
-    return _Files(limits).add_one(ENTRIES[0], data)
+    return FileSet(limits).add_one(ENTRIES[0], data)
 
 
-def _what_else(data: bytes) -> str:
+def what_else(data: bytes) -> str:
     known = {b"\x1f\x8b": "a gzip or tar.gz", b"7z\xbc\xaf": "a 7z archive", b"Rar!": "a rar archive"}
     for magic, kind in known.items():
         if data.startswith(magic):
@@ -164,8 +164,8 @@ def _what_else(data: bytes) -> str:
     return "neither Python source nor a zip"
 
 
-class _Files:
-    """Collects files under the limits. Every name goes through `_clean_path`, every byte through `_put`."""
+class FileSet:
+    """Collects files under the limits. Every name goes through `clean_path`, every byte through `_put`."""
 
     def __init__(self, limits: ArchiveLimits) -> None:
         self._limits = limits
@@ -185,10 +185,10 @@ class _Files:
                     self._add_member(archive, info)
         except DAMAGE as error:
             raise AgentError(f"the zip is damaged ({_shown(str(error))}); make it again") from None
-        return self._checked()
+        return self.checked()
 
     def _add_member(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
-        path = _clean_path(_zip_name(info), self._limits)
+        path = clean_path(_zip_name(info), self._limits)
         if path is None:
             return
         kind = stat.S_IFMT(info.external_attr >> 16)
@@ -210,12 +210,12 @@ class _Files:
             self._walk(descriptor, "")
         finally:
             os.close(descriptor)
-        return self._checked()
+        return self.checked()
 
     def _walk(self, folder: int, above: str) -> None:
         # By descriptors and without following links: the folder may change while it is read.
         for name in sorted(os.listdir(folder)):
-            path = _clean_path(f"{above}{name}", self._limits)
+            path = clean_path(f"{above}{name}", self._limits)
             if path is None:
                 continue
             kind = stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
@@ -260,7 +260,7 @@ class _Files:
                 )
         self._files[path] = bytes(data)
 
-    def _checked(self) -> dict[str, bytes]:
+    def checked(self) -> dict[str, bytes]:
         for path in self._files:
             for parent in _parents(path):
                 if parent in self._files:
@@ -293,7 +293,7 @@ def _zip_name(info: zipfile.ZipInfo) -> str:
         raise AgentError(f"{_shown(name)}: a file name that is not UTF-8; use plain letters") from None
 
 
-def _clean_path(name: str, limits: ArchiveLimits) -> str | None:
+def clean_path(name: str, limits: ArchiveLimits) -> str | None:
     """The path below the agent's folder; None for what is left out. Raises for one that leads anywhere else."""
     shown = _shown(name)
     try:
@@ -320,7 +320,7 @@ def _parents(path: str) -> Iterator[str]:
         yield path
 
 
-def _without_top_folder(files: dict[str, bytes]) -> dict[str, bytes]:
+def without_top_folder(files: dict[str, bytes]) -> dict[str, bytes]:
     tops = {path.partition("/")[0] for path in files}
     if len(tops) != 1 or not all("/" in path for path in files):
         return files
@@ -340,7 +340,7 @@ def _kind(mode: int) -> str:
 # How it is started
 
 
-def _start(files: dict[str, bytes]) -> tuple[str, tuple[str, ...]]:
+def start_of(files: dict[str, bytes]) -> tuple[str, tuple[str, ...]]:
     if MANIFEST in files:
         return _read_manifest(files)
     for entry in ENTRIES:

@@ -29,6 +29,8 @@ class Cancelled(Exception):
     """Somebody called the match off."""
 
 
+BLAME = 1.5
+"""So much longer than for anybody else must have been waited for the seat that loses when time has run out."""
 MAX_SEATED = 16
 """Processes that stay between games, for those that want it."""
 
@@ -194,9 +196,10 @@ class Match:
         self._deadline = started + self.spec.clock.match_s
         status, outcome, error = MatchStatus.FINISHED, self._nothing(), ""
         try:
-            outcome = self._play()
-        except MatchTimeout:
-            status, error = MatchStatus.TIMEOUT, f"the match took longer than {self.spec.clock.match_s:g} s"
+            try:
+                outcome = self._play()
+            except MatchTimeout:
+                status, outcome, error = self._out_of_time()
         except Cancelled:
             status, error = MatchStatus.CANCELLED, "the match was cancelled"
         except (GameError, BoxLost) as failure:
@@ -207,6 +210,17 @@ class Match:
         result = self._result(status, outcome, error, time.monotonic() - started, started_at)
         self._tell({"type": "finished", "result": result.as_json()})
         return result
+
+    def _out_of_time(self) -> tuple[MatchStatus, Outcome, str]:
+        """No result, or the loss of the seat that kept the match waiting; of none where two did."""
+        match_s = self.spec.clock.match_s
+        waited = sorted(((seat.waited_s, number) for number, seat in enumerate(self.seats)), reverse=True)
+        if self.spec.stalling_loses and len(waited) > 1 and waited[0][0] > max(match_s / 2, BLAME * waited[1][0]):
+            worst, number = waited[0]
+            reason = f"the match has {match_s:g} s, and {worst:.3g} s of them were spent waiting for it"
+            self.seats[number].fault = Fault(SeatStatus.TIMEOUT, reason)
+            return MatchStatus.FINISHED, self._guard(lambda: self.game.forfeit([number])), ""
+        return MatchStatus.TIMEOUT, self._nothing(), f"the match took longer than {match_s:g} s"
 
     def _nothing(self) -> Outcome:
         return Outcome(tuple(0.0 for _ in range(self.game.seats)), None, "")
@@ -284,6 +298,7 @@ class Match:
     def _ask(self, seat: Seat, question: bytes, decode: Callable[[bytes], Any]) -> tuple[bytes, Any] | None:
         """The action, as it came and as the game takes it; None when the seat has a fault now. Whatever goes wrong in
         here was sent by the agent: it must never void the match that it is about to lose."""
+        asked = time.monotonic()
         try:
             seat.ask(question)
             raw = seat.answer(self._deadline, lambda: self._freeze_all_but([seat]))
@@ -294,6 +309,8 @@ class Match:
             seat.fault = Fault(SeatStatus.ILLEGAL, str(error))
         except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
             seat.fault = Fault(SeatStatus.PROTOCOL, f"its answer could not be read ({type(error).__name__})")
+        finally:
+            seat.waited_s += time.monotonic() - asked
         return None
 
     def _freeze_all_but(self, movers: Sequence[Seat]) -> None:

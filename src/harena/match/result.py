@@ -88,6 +88,9 @@ class MatchSpec:
     """Given to the game's factory."""
     record: bool = True
     """Keep the replay."""
+    stalling_loses: bool = False
+    """When the match's time runs out, the seat that it was waiting for most of it forfeits, instead of no result: where
+    results count, who is losing could else sleep through every move."""
     keep: bool = False
     """The agents' processes stay for the next game with the same code. It starts with new agent objects, but finds what
     their modules have remembered; without `keep` every game starts from nothing."""

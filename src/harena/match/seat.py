@@ -113,6 +113,7 @@ class Seat:
         self._look = look
         self.fault: Fault | None = None
         self.cpu_ns = self.last_ns = self.moves = 0
+        self.waited_s = 0.0
         self.start_s = 0.0
         self.bank_ns = int(place.clock.bank_s * 1e9)
         self._move_ns = int(place.clock.move_s * 1e9)

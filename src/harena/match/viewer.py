@@ -31,6 +31,7 @@ _TITLES = {
     "tron": "Light cycles",
     "leduc": "Leduc poker",
 }
+_PARTS = ("viewer.css", "boards.js", "viewer.js")
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -43,7 +44,7 @@ def html(replay: Replay, *, logs: Sequence[str] | None = None) -> str:
             "match": {
                 "environment": replay.environment,
                 "game": game,
-                "title": _TITLES.get(game, game),
+                "title": title(game),
                 "seed": str(replay.seed),  # a browser's numbers end at 53 bits
                 "match_id": replay.match_id,
                 "status": replay.status,
@@ -66,6 +67,11 @@ def html(replay: Replay, *, logs: Sequence[str] | None = None) -> str:
     )
 
 
+def title(game: str) -> str:
+    """Of a game by its name without a version."""
+    return _TITLES.get(game, game)
+
+
 def page(data: dict[str, Any]) -> str:
     """The page around any such data: a match that is still running has a status of None and gets its frames later, by
     `harena.append` in the browser."""
@@ -77,14 +83,19 @@ def page(data: dict[str, Any]) -> str:
 
 
 @functools.cache
+def policy() -> str:
+    """The page's Content-Security-Policy, which it also carries itself: our two scripts, our style, nothing else."""
+    css, boards, player = (_allow(_part(name)) for name in _PARTS)
+    return (
+        f"default-src 'none'; script-src {boards} {player}; style-src {css}; base-uri 'none'; form-action 'none'"
+    )  # fmt: skip
+
+
+@functools.cache
 def _shell() -> tuple[str, str]:
-    css, boards, player = (_part(name) for name in ("viewer.css", "boards.js", "viewer.js"))
-    csp = (
-        f"default-src 'none'; script-src {_allow(boards)} {_allow(player)}; style-src {_allow(css)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    css, boards, player = (_part(name) for name in _PARTS)
     shell = _part("viewer.html")
-    for name, part in {"csp": csp, "css": css, "boards": boards, "player": player}.items():
+    for name, part in {"csp": policy(), "css": css, "boards": boards, "player": player}.items():
         shell = shell.replace(f"{{{{{name}}}}}", part)
     head, tail = shell.split("{{data}}")
     return head, tail

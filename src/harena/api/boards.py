@@ -1,0 +1,178 @@
+"""Boards as bytes that are ready to be sent. Promises: a board in the cache is not older than the last event of its
+environment that the hub has seen, nor than `KEEP_S`; the same for every reader. Verified, self-reported and ladder
+entries are never in one list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from harena.api import views
+from harena.api.metrics import Metrics
+from harena.api.queries import Queries
+from harena.arena.accounts import Environment, Season
+from harena.arena.arena import Arena
+from harena.arena.models import Board, Kind, NotFound
+from harena.arena.records import Filter, Sort
+
+KEEP_S = 2.0
+"""What changes a board without an event, such as another process that freezes a season, is seen after this."""
+MAX_KEPT = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    env_id: str
+    board: Board | None = None
+    """None: the one that the environment is about."""
+    season_id: int | None = None
+    where: Filter = field(default_factory=Filter)
+    sort: Sort = Sort.SCORE_DESC
+    limit: int = 50
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    body: bytes
+    etag: str
+    env_id: str
+    sort: str
+    version: int
+    until: float
+
+
+class Boards:
+    def __init__(self, arena: Arena, queries: Queries, metrics: Metrics) -> None:
+        self._arena = arena
+        self._store = arena.store
+        self._queries = queries
+        self._metrics = metrics
+        self._kept: OrderedDict[tuple[str, bytes], Page] = OrderedDict()
+        self._lock = threading.Lock()
+
+    # ---- the cache ----
+
+    def kept(self, path: str, query: bytes) -> Page | None:
+        """Costs no more than a look. By the query as it was sent."""
+        page = self._kept.get((path, query))
+        if page is None or page.version != self._version(page.env_id) or time.monotonic() > page.until:
+            return None
+        self._metrics.board_queries.labels(page.env_id, page.sort).inc()
+        return page
+
+    def keep(self, path: str, query: bytes, page: Page) -> None:
+        with self._lock:
+            self._kept[path, query] = page
+            self._kept.move_to_end((path, query))
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+
+    def forget(self) -> None:
+        """After a change that was made here, so that whoever made it sees it at once."""
+        with self._lock:
+            self._kept.clear()
+
+    def page(self, ask: Ask, *, contract: bool = False) -> Page:
+        began = time.perf_counter()
+        version = self._version(ask.env_id)
+        shape = self.read(ask)
+        data: Any = shape
+        if contract:
+            data = [views.contract_entry(entry, ask.env_id, shape["board"]) for entry in shape["entries"]]
+        body = msgspec.json.encode(data)
+        self._metrics.board_queries.labels(ask.env_id, ask.sort.value).inc()
+        self._metrics.board_duration.observe(time.perf_counter() - began)
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        return Page(
+            body=body, etag=etag, env_id=ask.env_id, sort=ask.sort.value, version=version,
+            until=time.monotonic() + KEEP_S,
+        )  # fmt: skip
+
+    def _version(self, env_id: str) -> int:
+        return self._arena.hub.version(f"board:{env_id}")
+
+    # ---- reading ----
+
+    def read(self, ask: Ask) -> views.Shape:
+        env = self._store.environment(ask.env_id)
+        which = ask.board or Board(views.default_board(env.kind))
+        season = self._season(env, ask.season_id)
+        live = season is None or season.ended_at is None
+        if which is Board.LADDER or not live:
+            total, entries = self._standings(ask, which, season)
+        else:
+            total, entries = self._scores(ask, Kind(which.value))
+        return {
+            "env_id": env.env_id, "board": which.value, "season": season and self.season(season), "total": total,
+            "live": live, "entries": entries,
+        }  # fmt: skip
+
+    def season(self, of: Season) -> views.Shape:
+        secret = self._store.season_secret(of.id)
+        return views.season(of, commitment=views.commitment(secret), secret=self._store.revealed_secret(of.id))
+
+    def _season(self, env: Environment, season_id: int | None) -> Season | None:
+        if season_id is None:
+            return self._store.live_season(env.env_id)
+        season = self._store.season(season_id)
+        if season.env_id != env.env_id:
+            raise NotFound(f"season {season_id} is not one of {env.env_id}")
+        return season
+
+    def _scores(self, ask: Ask, kind: Kind) -> tuple[int, list[views.Shape]]:
+        where, sort = ask.where, ask.sort
+        found = self._store.leaderboard(
+            ask.env_id, kind=kind, where=where, sort=sort, limit=ask.limit, offset=ask.offset
+        )  # fmt: skip
+        listed = self._queries.listed([entry.submission_id for entry in found])
+        ranks = self._ranks(ask, kind, [entry.score for entry in found])
+        entries = [
+            views.score_entry(entry, rank, version=of.version, anonymous=of.anonymous)
+            for entry, rank in zip(found, ranks, strict=True)
+            if (of := listed.get(entry.submission_id)) is not None
+        ]
+        return self._queries.board_total(ask.env_id, kind, where), entries
+
+    def _ranks(self, ask: Ask, kind: Kind, scores: Sequence[float]) -> list[int]:
+        """Of a page, on the whole board. Where nothing is left out between its entries, counting from its top is
+        enough."""
+        where = ask.where
+        gapless = where.user is None and where.algorithm is None and where.dates == (None, None)
+        if not scores or not gapless or ask.sort is not Sort.SCORE_DESC:
+            by_score = self._queries.board_ranks(ask.env_id, kind, scores)
+            return [by_score[score] for score in scores]
+        above = ask.offset
+        if where.score_max is not None:
+            above += self._queries.board_above(ask.env_id, kind, where.score_max)
+        first = 1 + self._queries.board_above(ask.env_id, kind, scores[0]) if above else 1
+        return shared_ranks(scores, above, first)
+
+    def _standings(self, ask: Ask, which: Board, season: Season | None) -> tuple[int, list[views.Shape]]:
+        if season is None:
+            return 0, []
+        chosen: dict[str, Any] = {"board": which, "season_id": season.id, "where": ask.where}
+        lines = self._arena.standings.standings(
+            ask.env_id, **chosen, sort=ask.sort, limit=ask.limit, offset=ask.offset
+        )  # fmt: skip
+        ladder = which is Board.LADDER
+        sparks = self._arena.standings.spark([line.submission_id for line in lines]) if ladder else {}
+        entries = [views.standing(line, sparks.get(line.submission_id, [])) for line in lines]
+        return self._arena.standings.count(ask.env_id, **chosen), entries
+
+
+def shared_ranks(scores: Sequence[float], above: int, first: int) -> list[int]:
+    """Best first, with so many above them, of which some may share the first's rank: equal scores do."""
+    ranks: list[int] = []
+    for place, score in enumerate(scores):
+        same = place and score == scores[place - 1]
+        ranks.append(first if not place else ranks[-1] if same else above + place + 1)
+    return ranks

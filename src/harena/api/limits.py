@@ -1,0 +1,81 @@
+"""How much one address may ask for. Token buckets in memory, of at most `MAX_ADDRESSES` addresses: the one that was
+seen longest ago is forgotten, and starts with a full bucket. A network of IPv6 (/64) counts as one address.
+
+A peer on this machine's loopback is bounded by quotas and the queue only, but for logins: whoever runs programs here
+has better ways to keep the machine busy, and a page and its tests ask much at once.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MAX_ADDRESSES = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    per_s: float
+    burst: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    read: Rate = Rate(per_s=50, burst=300)
+    write: Rate = Rate(per_s=10, burst=60)
+    upload: Rate = Rate(per_s=1, burst=20)
+    login: Rate = Rate(per_s=0.2, burst=10)
+    spare_loopback: bool = True
+    body_bytes: int = 512 * 1024
+    """Of a request that is not an upload. An environment's rules and sample agent fit."""
+    upload_slack_bytes: int = 1 << 20
+    """Of an upload, for fields and boundaries, beyond the code."""
+    body_grace_s: float = 15.0
+    """A body has this long, and then must have come at `body_rate` on average."""
+    body_rate: float = 16 * 1024
+    body_max_s: float = 900.0
+    streams: int = 1000
+    streams_per_address: int = 20
+    uploads_at_once: int = 8
+    """Held in memory at the same moment; more wait."""
+
+
+class Buckets:
+    """Thread-safe. One rate, many addresses."""
+
+    def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, address: str) -> float:
+        """0.0: go on. Otherwise the seconds until the next request of this address is taken."""
+        now, rate = self._clock(), self._rate
+        with self._lock:
+            left, at = self._left.pop(address, (rate.burst, now))
+            left = min(rate.burst, left + (now - at) * rate.per_s)
+            taken = left >= 1.0
+            self._left[address] = (left - 1.0 if taken else left, now)
+            if len(self._left) > MAX_ADDRESSES:
+                self._left.popitem(last=False)
+        return 0.0 if taken else (1.0 - left) / rate.per_s
+
+
+def address_of(client: tuple[str, int] | None) -> tuple[str, bool]:
+    """What counts as one address, and whether it is this machine's loopback."""
+    if client is None:  # a Unix socket
+        return "local", True
+    try:
+        found = ipaddress.ip_address(client[0])
+    except ValueError:
+        return client[0], False
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            found = found.ipv4_mapped
+        elif not found.is_loopback:
+            return str(ipaddress.ip_network((found, 64), strict=False)), False
+    return str(found), found.is_loopback

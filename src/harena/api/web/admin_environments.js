@@ -1,0 +1,117 @@
+// Environments: open and close them, edit what people read, set the limits, add one.
+
+import { call, get } from "./api.js";
+import { h, put } from "./dom.js";
+import { formOf } from "./fields.js";
+import { action, envLink, mark, section, titleOf } from "./parts.js";
+
+const KINDS = [
+  ["", "As the environment suggests"],
+  ["verified", "Verified: the platform steps it"],
+  ["ladder", "Ladder: agents meet each other"],
+  ["script-only", "Self-reported scripts only"],
+];
+const NUMBERS = [
+  ["episodes", "Episodes"],
+  ["start_s", "Time to start, s"],
+  ["move_s", "Time for a move, s"],
+  ["bank_s", "Time bank, s"],
+  ["match_s", "Time for a match, s"],
+  ["memory_mb", "Memory, MB"],
+  ["processes", "Processes"],
+];
+const LADDER_NUMBERS = [
+  ["games_target", "Games until settled"],
+  ["upkeep_s", "Then a match each, s"],
+  ["provisional_games", "Provisional until, games"],
+];
+const MODELS = [
+  ["plackett-luce", "Plackett-Luce"],
+  ["elo", "Elo"],
+];
+
+const save = (body) => call("PUT", "/v1/admin/environments", { json: body });
+
+export async function panel({ signal, again }) {
+  const { environments } = await get("/v1/admin/environments", {}, signal);
+  return h(
+    "div",
+    { class: "stack" },
+    section(
+      "Environments",
+      { class: "card" },
+      h("div", { class: "stack" }, environments.map((env) => item(env, again))),
+    ),
+    section("Add an environment", { class: "card" }, adder(again)),
+  );
+}
+
+function item(env, again) {
+  const place = h("div");
+  const edit = h("button", { type: "button", class: "small-button", "aria-expanded": "false" }, "Edit");
+  edit.addEventListener("click", () => {
+    const open = edit.getAttribute("aria-expanded") === "true";
+    edit.setAttribute("aria-expanded", String(!open));
+    if (open) put(place);
+    else put(place, editor(env, again));
+  });
+  return h(
+    "div",
+    { class: "item" },
+    h(
+      "div",
+      { class: "item-head" },
+      h(
+        "span",
+        null,
+        envLink(env.env_id, titleOf(env)),
+        " ",
+        h("span", { class: "quiet" }, `${env.env_id}, ${env.kind}`),
+        " ",
+        env.enabled ? mark("open", "good") : mark("closed", "warn"),
+      ),
+      h("span", { class: "row" }, edit, action(env.enabled ? "Close" : "Open", async () => {
+        await save({ env_id: env.env_id, enabled: !env.enabled });
+        await again();
+      }, { kind: "small-button" })),
+    ),
+    place,
+  );
+}
+
+// The server keeps what was set and fills in the rest: an empty number means its default.
+function editor(env, again) {
+  const known = env.settings;
+  const ladder = env.kind === "ladder";
+  const number = ([name, label]) => ({ name, label, kind: "number", value: known[name], hint: "default" });
+  const fields = [
+    { name: "title", label: "Title", wide: true, value: known.title },
+    { name: "summary", label: "One line about it", wide: true, value: known.summary, max: 2000 },
+    { name: "rules", label: "Rules, as plain text", kind: "long", value: known.rules },
+    { name: "sample_agent", label: "Sample agent", kind: "long", rows: 12, value: known.sample_agent },
+    ...(ladder ? [...NUMBERS, ...LADDER_NUMBERS] : NUMBERS).map(number),
+    ...(ladder ? [{ name: "model", label: "Rating", kind: "choice", value: known.model, options: MODELS }] : []),
+    ...(ladder ? [{
+      name: "owners_meet",
+      label: "Agents of one owner meet",
+      kind: "check",
+      value: known.owners_meet ?? true,
+    }] : []),
+  ];
+  return formOf(fields, "Save", async (settings) => {
+    await save({ env_id: env.env_id, settings, enabled: env.enabled });
+    await again();
+  });
+}
+
+function adder(again) {
+  const fields = [
+    { name: "env_id", label: "Environment id", required: true, help: "For example pong-v1 or CartPole-v1." },
+    { name: "kind", label: "Kind", kind: "choice", value: "", options: KINDS },
+    { name: "title", label: "Title" },
+  ];
+  return formOf(fields, "Add", async ({ env_id, kind, title }) => {
+    await save({ env_id: env_id.trim(), ...(kind ? { kind } : {}), settings: title ? { title } : {}, enabled: true });
+    await again();
+  });
+}

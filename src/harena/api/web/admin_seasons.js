@@ -1,0 +1,105 @@
+// Seasons: start one, freeze its board, play its finals, end it. Ending opens its secret and cannot be undone.
+
+import { get, post } from "./api.js";
+import { h } from "./dom.js";
+import { formOf } from "./fields.js";
+import { dateText } from "./format.js";
+import { action, empty, envLink, mark, section } from "./parts.js";
+
+export async function panel({ signal, again, go }) {
+  const { environments } = await get("/v1/admin/environments", {}, signal);
+  const found = await Promise.all(environments.map((env) => get("/v1/seasons", { env_id: env.env_id }, signal)));
+  const seasons = found.flatMap((one) => one.seasons);
+  const open = seasons.filter((season) => !season.ended_at);
+  const over = seasons.filter((season) => season.ended_at);
+  const free = environments.filter((env) => !open.some((season) => season.env_id === env.env_id));
+  const kinds = new Map(environments.map((env) => [env.env_id, env.kind]));
+  return h(
+    "div",
+    { class: "stack" },
+    section(
+      "Running",
+      { class: "card" },
+      open.length ? h(
+        "div",
+        { class: "stack" },
+        open.map((season) => item(season, kinds.get(season.env_id), again, go)),
+      ) : empty("No season runs: nobody can submit."),
+    ),
+    section(
+      "Start a season",
+      { class: "card" },
+      free.length ? starter(free, again) : empty("Every environment has one. End it to start the next."),
+    ),
+    over.length ? section(
+      "Past",
+      { class: "card" },
+      h(
+        "ul",
+        { class: "plain" },
+        over.map((season) => h(
+          "li",
+          null,
+          h("a", { href: `/seasons/${season.id}` }, season.name),
+          h("span", { class: "quiet" }, ` ${season.env_id}, ended ${dateText(season.ended_at)}`),
+        )),
+      ),
+    ) : null,
+  );
+}
+
+const finalsQuestion = ({ name }) =>
+  `Let the best eight of ${name} play everybody against everybody, two games each? That decides the final order.`;
+const endQuestion = ({ name }) =>
+  `End ${name}? Its board is archived, its secret is shown to all, and it cannot be opened again.`;
+
+function item(season, kind, again, go) {
+  const path = `/v1/seasons/${encodeURIComponent(season.id)}`;
+  const freeze = action(season.frozen ? "Unfreeze" : "Freeze", async () => {
+    await post(`${path}/freeze`, { frozen: !season.frozen });
+    await again();
+  }, { kind: "small-button" });
+  const finals = action("Play finals", async () => {
+    const tournament = await post(`${path}/finals`, { top: 8, games: 2 });
+    await go(`/tournament/${encodeURIComponent(tournament.id)}`);
+  }, { kind: "small-button", confirm: finalsQuestion(season) });
+  const end = action("End", async () => {
+    await post(`${path}/end`);
+    await again();
+  }, { kind: "small-button danger", confirm: endQuestion(season) });
+  return h(
+    "div",
+    { class: "item" },
+    h(
+      "div",
+      { class: "item-head" },
+      h(
+        "span",
+        null,
+        h("a", { href: `/seasons/${season.id}` }, season.name),
+        " ",
+        h("span", { class: "quiet" }, "in ", envLink(season.env_id), `, since ${dateText(season.started_at)}`),
+        " ",
+        season.frozen ? mark("frozen", "warn") : mark("live", "good"),
+      ),
+      h("span", { class: "row" }, freeze, kind === "ladder" && season.frozen ? finals : null, end),
+    ),
+  );
+}
+
+function starter(free, again) {
+  const fields = [
+    {
+      name: "env_id",
+      label: "Environment",
+      kind: "choice",
+      value: free[0].env_id,
+      options: free.map((env) => [env.env_id, env.env_id]),
+    },
+    { name: "name", label: "Name", required: true },
+  ];
+  return formOf(fields, "Start", async (values) => {
+    await post("/v1/seasons", values);
+    await again();
+  });
+}

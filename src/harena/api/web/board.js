@@ -1,0 +1,71 @@
+// A board as a table that is kept up to date row by row: what did not change is not drawn again.
+
+import { h, reconcile } from "./dom.js";
+import { digitsFor, num, range } from "./format.js";
+import { agentLink, mark, table, time, wdl } from "./parts.js";
+import { extent, interval, spark } from "./plots.js";
+
+const MARKS = [
+  ["anonymous", "no key", "Sent without a key: the name is not proven"],
+  ["provisional", "provisional", "Few games yet: the score may still move far"],
+  ["benched", "benched", "Out of play until a host lets it back"],
+];
+
+export function board(caption, { ladder = false, compact = false, unverified = false } = {}) {
+  const heads = [
+    { text: "Rank", class: "number" },
+    "Agent",
+    { text: unverified && !compact ? "Score, as reported" : "Score", class: "number" },
+    ...(compact || unverified ? [] : [{ text: "95 % interval", class: "wide" }]),
+    ...(ladder ? [{ text: "Trend", class: compact ? "" : "wide" }] : []),
+    ...(ladder && !compact ? [{ text: "Won/drawn/lost", class: "number wide" }] : []),
+    ...(compact ? [] : [{ text: "When", class: "wider" }]),
+  ];
+  const node = table(caption, heads, [], { class: `board ${unverified ? "unverified" : ""}` });
+  const body = node.querySelector("tbody");
+
+  function update(entries) {
+    const span = extent(entries.flatMap((entry) => [entry.score, entry.low, entry.high]));
+    const digits = digitsFor(entries.map((entry) => entry.score));
+    reconcile(
+      body,
+      entries,
+      (entry) => entry.submission_id,
+      (entry) => row(entry, span, digits),
+      { context: [span, digits], notable: (before, entry) => before?.rank !== entry.rank },
+    );
+  }
+
+  function row(entry, span, digits) {
+    return h(
+      "tr",
+      { "data-id": entry.submission_id },
+      h("td", { class: "number rank" }, entry.rank),
+      h(
+        "td",
+        { class: "who" },
+        agentLink(entry),
+        h("span", { class: "owner", title: entry.owner }, entry.owner),
+        marks(entry, compact),
+      ),
+      h(
+        "td",
+        { class: "number score" },
+        num(entry.score, digits),
+        compact || unverified ? null : h("span", { class: "narrow small quiet" }, range(entry.low, entry.high, digits)),
+      ),
+      compact || unverified ? null : h("td", { class: "wide" }, interval(entry, span)),
+      ladder ? h("td", { class: compact ? "" : "wide" }, spark(entry.spark)) : null,
+      ladder && !compact ? h("td", { class: "number wide" }, wdl(entry)) : null,
+      compact ? null : h("td", { class: "wider nowrap quiet" }, time(entry.at)),
+    );
+  }
+
+  return { node, update };
+}
+
+function marks(entry, compact) {
+  return MARKS.filter(
+    ([field]) => entry[field] && !(compact && field === "anonymous"),
+  ).map(([field, text, why]) => mark(text, field, why));
+}

@@ -1,0 +1,143 @@
+// The front page: every board's top, a match to watch, how busy the arena is. Kept up to date by events.
+
+import { get } from "./api.js";
+import { board } from "./board.js";
+import { h, put, reconcile, redraw, throttled } from "./dom.js";
+import { count } from "./format.js";
+import { watch } from "./live.js";
+import { empty, envLink, envPath, mark, problem, resultText, seatsLine, time, titleOf } from "./parts.js";
+
+const TOP = 5;
+const KINDS = { verified: "verified", ladder: "ladder", "script-only": "self-reported" };
+
+export async function render({ signal }) {
+  const { environments } = await get("/v1/environments", {}, signal);
+  const shown = environments.filter((env) => env.enabled);
+  const cards = shown.map((env) => card(env, signal));
+  const matches = h("ul", { class: "watch-list" });
+  const busy = h("p", { class: "busy", role: "status" });
+  const readMatches = throttled(() => recent(matches, signal), 400);
+  const readQueue = throttled(() => queue(busy, signal), 400);
+  await Promise.all([...cards.map((one) => one.read()), readMatches(), readQueue()]);
+
+  const byTopic = new Map(cards.map((one) => [`board:${one.env.env_id}`, one.read]));
+  const topics = [
+    "queue",
+    ...byTopic.keys(),
+    ...shown.filter((env) => env.kind === "ladder").map((env) => `matches:${env.env_id}`),
+  ];
+  watch(topics, ({ topic, kind }) => {
+    if (kind === "reset") for (const read of [...byTopic.values(), readMatches, readQueue]) void read();
+    else if (byTopic.has(topic)) void byTopic.get(topic)();
+    else if (topic === "queue") void readQueue();
+    else void readMatches();
+  }, signal);
+
+  const node = h(
+    "div",
+    { class: "page" },
+    h(
+      "div",
+      { class: "hero" },
+      h("h1", null, "Harena"),
+      h(
+        "p",
+        { class: "lead" },
+        "Submit an agent; it plays in a sandbox, on seeds nobody knows, and the boards follow live.",
+      ),
+      h("p", { class: "row" }, h("a", { href: "/submit", class: "button primary" }, "Submit an agent"), busy),
+    ),
+    h(
+      "div",
+      { class: "cards" },
+      cards.length ? cards.map((one) => one.node) : empty(
+        "No environment is open yet. A host adds them on the Host page.",
+      ),
+    ),
+    h("section", { class: "card" }, h("h2", null, "Matches to watch"), matches),
+  );
+  return { title: "Harena", node };
+}
+
+function card(env, signal) {
+  const grid = board(
+    `Top of ${titleOf(env)}`,
+    { ladder: env.kind === "ladder", compact: true, unverified: env.kind === "script-only" },
+  );
+  const place = h("div", null, grid.node);
+  const note = h("p", { class: "quiet small" });
+  const read = throttled(async () => {
+    try {
+      const found = await get("/v1/boards", { env_id: env.env_id, limit: TOP }, signal);
+      grid.update(found.entries);
+      grid.node.hidden = !found.entries.length;
+      redraw(note, found.total, () => below(env, found.total));
+    } catch (error) {
+      if (error.name !== "AbortError") put(note, problem(error));
+    }
+  });
+  const node = h(
+    "section",
+    { class: "card", "data-env": env.env_id },
+    h(
+      "div",
+      { class: "card-head" },
+      h("h2", null, envLink(env.env_id, titleOf(env))),
+      mark(KINDS[env.kind] ?? env.kind, env.kind === "script-only" ? "warn" : "soft"),
+    ),
+    env.summary ? h("p", { class: "quiet summary" }, env.summary) : null,
+    env.season?.frozen ? h("p", null, mark("frozen", "warn", "No new submissions until the season ends")) : null,
+    place,
+    note,
+  );
+  return { env, node, read };
+}
+
+function below(env, total) {
+  if (!total) return "No agent yet. Yours could be the first.";
+  return h("a", { href: envPath(env.env_id) }, total > TOP ? `All ${count(total, "agent")}` : "The whole board");
+}
+
+async function recent(list, signal) {
+  try {
+    const [waiting, over] = await Promise.all([
+      get("/v1/matches", { state: "scheduled", limit: 20 }, signal),
+      get("/v1/matches", { state: "finished", limit: 5 }, signal),
+    ]);
+    const next = waiting.matches.sort((one, two) => one.number - two.number).slice(0, 1); // the oldest is played first
+    const all = [...next, ...over.matches.slice(0, 5 - next.length)];
+    reconcile(list, all, (match) => match.id, watchItem);
+    if (!all.length) put(list, h("li", null, empty("No match has been played yet.")));
+  } catch (error) {
+    if (error.name !== "AbortError") put(list, h("li", null, problem(error)));
+  }
+}
+
+function watchItem(match) {
+  const running = match.state === "scheduled";
+  return h(
+    "li",
+    null,
+    h(
+      "a",
+      { href: `/match/${encodeURIComponent(match.id)}`, class: "watch" },
+      running ? "Watch live" : "Replay",
+      h("span", { class: "unseen" }, ` match ${match.number}`),
+    ),
+    h("span", { class: "players" }, seatsLine(match)),
+    h("span", { class: "quiet" }, running ? "playing now" : resultText(match)),
+    h("span", { class: "quiet small" }, match.env_id, " ", running ? null : time(match.finished_at)),
+  );
+}
+
+async function queue(place, signal) {
+  try {
+    const { waiting, running } = (await get("/v1", {}, signal)).queue;
+    const waits = waiting ? `${count(waiting, "submission")} waiting` : "no submission waits";
+    const busy = `${count(running, "job")} running, ${waits}`;
+    const text = waiting || running ? busy : "Idle: a submission starts at once";
+    if (place.textContent !== text) place.textContent = text;
+  } catch (error) {
+    if (error.name !== "AbortError") put(place, "How busy it is cannot be read now");
+  }
+}

@@ -1,0 +1,112 @@
+// Logging in with an API key: the key goes to the server once and comes back as a cookie that scripts cannot read.
+
+import { get, post, session } from "./api.js";
+import { h, put } from "./dom.js";
+import { action, codeBlock, facts, problem, section, time } from "./parts.js";
+
+export async function render({ go, signal }) {
+  const state = await session(true);
+  if (!state.me) return { title: "Log in", node: form(state, go) };
+  const [me, { keys }] = await Promise.all([get("/v1/me", {}, signal), get("/v1/keys", {}, signal)]);
+  return { title: "Account", node: account(me, keys, go) };
+}
+
+function form(state, go) {
+  const errors = h("div");
+  const token = h(
+    "input",
+    {
+      id: "token",
+      name: "token",
+      type: "password",
+      required: true,
+      autocomplete: "current-password",
+      spellcheck: "false",
+      placeholder: "hrn_\u2026",
+    },
+  );
+  async function submit(event) {
+    event.preventDefault();
+    put(errors);
+    try {
+      await post("/v1/login", { token: token.value.trim() });
+      token.value = "";
+      await session(true);
+      await go("/login", { replace: true });
+    } catch (error) {
+      put(errors, problem(error));
+      token.focus();
+    }
+  }
+  return h(
+    "div",
+    { class: "page narrow-page" },
+    h("h1", null, "Log in"),
+    h(
+      "form",
+      { class: "card form", onsubmit: submit },
+      h(
+        "p",
+        { class: "quiet" },
+        "Paste the API key that the host gave you. ",
+        state.anonymous_read ? "Boards and matches can be seen without one." : "This arena is for those who have one.",
+      ),
+      h("div", { class: "field" }, h("label", { for: "token" }, "API key"), token),
+      errors,
+      h("p", null, h("button", { type: "submit", class: "primary" }, "Log in")),
+    ),
+  );
+}
+
+function account(me, keys, go) {
+  const logout = action("Log out", async () => {
+    await post("/v1/logout");
+    await session(true);
+    await go("/login", { replace: true });
+  });
+  return h(
+    "div",
+    { class: "page narrow-page" },
+    h("h1", null, me.owner),
+    h(
+      "section",
+      { class: "card" },
+      h("h2", null, "Account"),
+      facts([
+        ["May", me.scopes.join(", ")],
+        ["Today", `${me.quota.used_today} of ${me.quota.per_day ?? "any number of"} submissions`],
+        ["At once", `${me.quota.active} of ${me.quota.at_once ?? "any number"}`],
+      ]),
+      h("p", { class: "row" }, h("a", { href: "/submit", class: "button" }, "Submit an agent"), logout),
+    ),
+    section(
+      "Your keys",
+      { class: "card" },
+      h(
+        "ul",
+        { class: "plain keys" },
+        keys.filter((key) => key.owner === me.owner && !key.revoked_at).map((key) => keyItem(key)),
+      ),
+    ),
+  );
+}
+
+function keyItem(key) {
+  const place = h("div");
+  const rotate = action("Rotate", async () => {
+    const { token } = await post(`/v1/keys/${encodeURIComponent(key.id)}/rotate`);
+    put(
+      place,
+      h("p", null, "The new key. It is shown this once; the old one no longer works."),
+      codeBlock(token, "New key"),
+    );
+  }, { confirm: "Make a new key in place of this one? Whatever uses the old one stops working." });
+  return h(
+    "li",
+    null,
+    h("strong", null, key.label || key.id),
+    h("span", { class: "quiet" }, ` ${key.scopes.join(", ")}, made `, time(key.created_at)),
+    h("div", { class: "row" }, rotate),
+    place,
+  );
+}

@@ -1,0 +1,175 @@
+"""The arena in one process: database, files, workers, ladders, tournaments; no network. Guarantees: one process serves
+a data folder; `stop` leaves no process, box or thread behind and gives back what it could not finish; a new start
+carries on where the last one was, however that ended.
+
+    with Arena(Settings.from_env("data")) as arena:
+        arena.put_environment("connect_four")
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harena.arena import matches as matches_module
+from harena.arena.accounts import Environment
+from harena.arena.challenges import Challenges
+from harena.arena.files import FileStore
+from harena.arena.hub import Hub
+from harena.arena.jobs import Job, Queue
+from harena.arena.lock import FolderLock
+from harena.arena.matches import Matches
+from harena.arena.matchmaker import Matchmaker
+from harena.arena.models import EnvironmentKind, NotFound
+from harena.arena.seasons import Seasons
+from harena.arena.settings import EnvironmentSettings, Settings
+from harena.arena.standings import Standings
+from harena.arena.store import Store
+from harena.arena.submissions import Submissions
+from harena.arena.tournaments import Tournaments
+from harena.arena.workers import Workers
+from harena.errors import SpecError
+from harena.match import registry
+from harena.match.runner import Runner
+
+FIRST_SEASON = "season 1"
+GRACE_S = 10.0
+"""What runs may take so long to end when the arena stops."""
+
+
+class Arena:
+    def __init__(self, settings: Settings) -> None:
+        """Raises FolderInUse when another process serves the folder."""
+        self.settings = settings
+        self._stopped = False
+        self._opened = contextlib.ExitStack()
+        try:
+            self._open()
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def _open(self) -> None:
+        settings, opened = self.settings, self._opened
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened.callback(FolderLock(settings.data).release)
+        self.store = Store(settings.database_url)
+        opened.callback(self.store.close)
+        self.queue = Queue(self.store)
+        self.files = FileStore(settings.files)
+        self.hub = Hub(self.store)
+        opened.callback(self.hub.close)
+        self.runner = opened.enter_context(Runner(settings.workers))
+        self.submissions = Submissions(self.store, self.queue, self.files, settings, runner=self.runner)
+        self.matches = Matches(self.store, self.queue, self.files, self.hub, self.runner, self.submissions)
+        self.standings = Standings(self.store)
+        self.tournaments = Tournaments(self.store, self.standings, self.matches)
+        self.challenges = Challenges(self.store, self.matches)
+        self.seasons = Seasons(self.store, self.queue, self.standings, self.matches, self.tournaments)
+        self.matchmaker = Matchmaker(
+            self.store, self.queue, self.hub, self.matches, self.standings, also=[self.tournaments.advance]
+        )  # fmt: skip
+        self.workers = Workers(
+            self.store,
+            self.queue,
+            handlers={**self.submissions.handlers, matches_module.JOB: self.matches.play},
+            slots={
+                "evaluate": self.runner.workers, "enter": self.runner.workers, "script": settings.scripts_at_once,
+                matches_module.JOB: self.runner.workers,
+            },
+            on_dead=self._dead,
+            on_requeued=self.submissions.requeued,
+            alone=self._embedded(),
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Gives back what a process that died had begun, and goes on."""
+        try:
+            self.hub.start()
+            self.workers.start()
+            self.matchmaker.start()
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Again does nothing. A stopped arena is not started again: make another."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.matchmaker.stop()
+        self.workers.stop(grace_s)
+        self.matchmaker.settle()
+        self._opened.close()
+
+    def __enter__(self) -> Arena:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def put_environment(
+        self,
+        env_id: str,
+        *,
+        kind: EnvironmentKind | None = None,
+        settings: Mapping[str, Any] | None = None,
+        enabled: bool = True,
+    ) -> Environment:
+        """Adds or changes one; starts its first season. What is not given stays as it is; a new one is a ladder when
+        its game has several seats. Raises UnknownGame, SpecError."""
+        full = _full_id(env_id, kind)
+        with self.store.begin():
+            before = self._environment(full)
+            if settings is None:
+                settings = before.settings if before else {}
+            EnvironmentSettings.parse(settings)
+            chosen = kind or (before.kind if before else None) or _kind_of(full)
+            _check_kind(full, chosen)
+            made = self.store.put_environment(full, chosen, settings=dict(settings), enabled=enabled)
+            if not self.store.seasons(full):
+                self.seasons.start(full, FIRST_SEASON)
+        self.matchmaker.wake()
+        return made
+
+    def _embedded(self) -> bool:
+        """Whether the lock of the folder also guards the database, because it lies there."""
+        url = self.store.engine.url
+        return url.get_backend_name() == "sqlite" and Path(url.database or "").absolute().parent == self.settings.data
+
+    def _environment(self, env_id: str) -> Environment | None:
+        with contextlib.suppress(NotFound):
+            return self.store.environment(env_id)
+        return None
+
+    def _dead(self, job: Job) -> None:
+        """Inside the transaction that gave it up."""
+        if job.kind == matches_module.JOB:
+            self.matches.void(job.payload["match_id"], f"the platform could not play it: {job.reason}")
+        else:
+            self.submissions.dead(job)
+
+
+def _full_id(env_id: str, kind: EnvironmentKind | None) -> str:
+    try:
+        return registry.resolve(env_id)
+    except registry.UnknownGame:
+        if kind is not EnvironmentKind.SCRIPT_ONLY:
+            raise
+        return env_id  # a script makes it of its own packages
+
+
+def _kind_of(env_id: str) -> EnvironmentKind:
+    return EnvironmentKind.LADDER if registry.make(env_id).seats > 1 else EnvironmentKind.VERIFIED
+
+
+def _check_kind(env_id: str, kind: EnvironmentKind) -> None:
+    if kind is EnvironmentKind.SCRIPT_ONLY:
+        return
+    seats = registry.make(env_id).seats
+    if (seats > 1) is not (kind is EnvironmentKind.LADDER):
+        fit = EnvironmentKind.LADDER if seats > 1 else EnvironmentKind.VERIFIED
+        raise SpecError(f"{env_id} has {seats} seat{'s' if seats > 1 else ''}: it can be {fit} or script-only")

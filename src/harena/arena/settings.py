@@ -1,0 +1,191 @@
+"""What a host decides: where the data lies and who may do how much (`Settings`), and how an environment is played
+(`EnvironmentSettings`).
+
+Promises: a wrong value is refused with its name before anything is opened. There is no SECRET_KEY that everybody knows:
+the embedded default makes one of its own and keeps it, any other database wants one to be given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from harena.arena import evaluate
+from harena.arena.store import Quota
+from harena.errors import SpecError
+from harena.match.agents import MB, ArchiveLimits
+from harena.match.result import Clock
+
+MIN_SECRET = 16
+"""Bytes."""
+MAX_UPLOAD = 60 * MB
+"""A file of the file store has 64 MB; names and the list of a zip need some of it."""
+MAX_ENV_VALUE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    data: Path
+    """The folder of everything that is kept: database, files, key, lock."""
+    database_url: str
+    secret_key: bytes = field(repr=False)
+    """Signs what browsers bring back."""
+    quota: Quota = field(default_factory=Quota)
+    anonymous_submit: bool = False
+    anonymous_read: bool = True
+    max_upload_bytes: int = 50 * MB
+    """Of a submission, unpacked and as it came."""
+    max_file_bytes: int = 10 * MB
+    max_queued: int = 1000
+    """Submissions that wait, of all owners; more are refused."""
+    workers: int | None = None
+    """Processes that play; None: one for each processor."""
+    scripts_at_once: int = 1
+
+    def __post_init__(self) -> None:
+        if len(self.secret_key) < MIN_SECRET:
+            raise SpecError(f"SECRET_KEY has at least {MIN_SECRET} bytes; `openssl rand -hex 32` makes a good one")
+        if not 1 <= self.max_upload_bytes <= MAX_UPLOAD or not 1 <= self.max_file_bytes <= self.max_upload_bytes:
+            raise SpecError(f"max_upload_bytes is from 1 to {MAX_UPLOAD}, and max_file_bytes at most as much")
+        if self.max_queued < 1 or self.scripts_at_once < 0 or (self.workers is not None and self.workers < 1):
+            raise SpecError("max_queued and workers are at least 1, scripts_at_once at least 0")
+
+    @property
+    def files(self) -> Path:
+        return self.data / "files"
+
+    @property
+    def archive_limits(self) -> ArchiveLimits:
+        return ArchiveLimits(total_bytes=self.max_upload_bytes, file_bytes=self.max_file_bytes)
+
+    @classmethod
+    def from_env(
+        cls,
+        data: str | os.PathLike[str],
+        environ: Mapping[str, str] | None = None,
+        *,
+        anonymous_submit: bool | None = None,
+    ) -> Settings:
+        """Makes the folder if need be. Reads DATABASE_URL, SECRET_KEY and HARENA_ANONYMOUS_SUBMIT (unless it is given
+        here), HARENA_ANONYMOUS_READ, HARENA_PER_DAY, HARENA_AT_ONCE (0: no limit), HARENA_MAX_QUEUED,
+        HARENA_WORKERS."""
+        given = _Environ(os.environ if environ is None else environ)
+        folder = Path(data).absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        embedded = f"sqlite:///{folder / 'arena.db'}"
+        url = given.text("DATABASE_URL") or embedded
+        key = given.text("SECRET_KEY").encode()
+        if not key:
+            if url != embedded:
+                raise SpecError("SECRET_KEY is not set, and a database of your own (DATABASE_URL) needs one")
+            key = kept_secret(folder / "secret.key")
+        default = Quota()
+        if anonymous_submit is None:
+            anonymous_submit = given.flag("HARENA_ANONYMOUS_SUBMIT", False)
+        return cls(
+            data=folder,
+            database_url=url,
+            secret_key=key,
+            quota=Quota(
+                per_day=given.number("HARENA_PER_DAY", default.per_day),
+                at_once=given.number("HARENA_AT_ONCE", default.at_once),
+            ),
+            anonymous_submit=anonymous_submit,
+            anonymous_read=given.flag("HARENA_ANONYMOUS_READ", True),
+            max_queued=given.number("HARENA_MAX_QUEUED", None) or 1000,
+            workers=given.number("HARENA_WORKERS", None),
+        )
+
+
+def kept_secret(path: Path) -> bytes:
+    """The secret in the file, which is made on first use and only its owner may read."""
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_hex(32).encode())
+            file.flush()
+            os.fsync(file.fileno())
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+            raise SpecError(f"{path} can be read by others: `chmod 600` it, or delete it to have a new one made")
+        key = file.read(MAX_ENV_VALUE).strip()
+    if len(key) < MIN_SECRET:
+        raise SpecError(f"{path} holds no secret of {MIN_SECRET} bytes: delete it to have a new one made")
+    return key
+
+
+class _Environ:
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    def text(self, name: str) -> str:
+        value = self._values.get(name, "").strip()
+        if len(value) > MAX_ENV_VALUE:
+            raise SpecError(f"{name} is longer than {MAX_ENV_VALUE} characters")
+        return value
+
+    def number(self, name: str, default: int | None) -> int | None:
+        """0 means none."""
+        text = self.text(name)
+        if not text:
+            return default
+        if not text.isascii() or not text.isdigit() or len(text) > 9:
+            raise SpecError(f"{name}={text!r:.40}: a whole number, 0 for none")
+        return int(text) or None
+
+    def flag(self, name: str, default: bool) -> bool:
+        text = self.text(name).lower()
+        known = {"": default, "1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        if text not in known:
+            raise SpecError(f"{name}={text!r:.40}: yes or no")
+        return known[text]
+
+
+_Seconds = Annotated[float, Meta(gt=0, le=86400)]
+
+
+class EnvironmentSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The closed schema of what the database keeps as an environment's settings. Texts are plain, not HTML."""
+
+    title: Annotated[str, Meta(max_length=200)] = ""
+    summary: Annotated[str, Meta(max_length=2000)] = ""
+    rules: Annotated[str, Meta(max_length=50_000)] = ""
+    sample_agent: Annotated[str, Meta(max_length=50_000)] = ""
+    episodes: Annotated[int, Meta(ge=1, le=evaluate.MAX_EPISODES)] = evaluate.EPISODES
+    start_s: _Seconds = 30.0
+    move_s: _Seconds = 5.0
+    bank_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0
+    match_s: _Seconds = 300.0
+    memory_mb: Annotated[int, Meta(ge=16, le=1 << 20)] = 512
+    processes: Annotated[int, Meta(ge=1, le=10_000)] = 50
+    games_target: Annotated[int, Meta(ge=0, le=1_000_000)] = 60
+    """Of a ladder: matches are made at once until every agent has played so many, then one each `upkeep_s`."""
+    upkeep_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
+    provisional_games: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
+    owners_meet: bool = True
+    """Whether two agents of one owner play each other."""
+    model: Literal["plackett-luce", "elo"] = "plackett-luce"
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> EnvironmentSettings:
+        """Raises SpecError, which names the field."""
+        try:
+            return msgspec.convert(dict(settings), cls)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise SpecError(f"the environment's settings: {error}") from None
+
+    def as_json(self) -> dict[str, Any]:
+        return msgspec.to_builtins(self)
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(start_s=self.start_s, move_s=self.move_s, bank_s=self.bank_s, match_s=self.match_s)

@@ -1,0 +1,151 @@
+"""Boards over HTTP: ranks, kinds that never mix, caching that is never stale, ETags."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from served import SCRIPT, bearer, rank, ranked, submitted
+
+from harena.arena.models import Event
+from harena.arena.store import Outcome
+
+ENV = "Acrobot-v1"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment(arena):
+    arena.put_environment(ENV)
+
+
+@pytest.fixture(autouse=True)
+def empty(arena, app):
+    arena.store.clear_board(ENV)
+    app.state.api.boards.forget()
+
+
+def board(client, **query):
+    answer = client.get("/v1/boards", params={"env_id": ENV, **query})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def owners(client, **query):
+    return [entry["owner"] for entry in board(client, **query)["entries"]]
+
+
+def settled(read, expected):
+    """The hub hears of a commit in a moment."""
+    deadline = time.monotonic() + 5
+    while (found := read()) != expected and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert found == expected
+
+
+def test_a_board_is_in_order_and_equal_scores_share_a_rank(client, arena):
+    for name, score in (("a", -90.0), ("b", -70.0), ("c", -90.0), ("d", -100.0)):
+        ranked(arena, client, user_id=f"rank-{name}", env_id=ENV, score=score)
+    settled(lambda: owners(client), ["rank-b", "rank-a", "rank-c", "rank-d"])
+    shown = board(client)
+    assert [entry["rank"] for entry in shown["entries"]] == [1, 2, 2, 4]
+    assert (shown["total"], shown["board"], shown["live"]) == (4, "verified", True)
+    first = shown["entries"][0]
+    assert (first["version"], first["anonymous"], first["benched"], first["spark"]) == (1, True, False, [])
+    # On any page, and whatever the filter, a rank is that of the whole board.
+    assert [entry["rank"] for entry in board(client, offset=2)["entries"]] == [2, 4]
+    assert [entry["rank"] for entry in board(client, user="rank-d")["entries"]] == [4]
+    assert [entry["rank"] for entry in board(client, sort="date_asc")["entries"]] == [2, 1, 2, 4]
+    assert [entry["rank"] for entry in board(client, score_max=-80)["entries"]] == [2, 2, 4]
+    assert [entry["rank"] for entry in board(client, score_max=-80, offset=1)["entries"]] == [2, 4]
+    assert [entry["rank"] for entry in board(client, score_max=-95)["entries"]] == [4]
+    assert [entry["rank"] for entry in board(client, score_min=-95, offset=1)["entries"]] == [2, 2]
+    assert board(client, offset=9)["entries"] == []
+    assert board(client, user="rank-d")["total"] == 1
+    assert [entry["rank"] for entry in client.get(f"/api/leaderboard/?env_id={ENV}&limit=2").json()] == [1, 2]
+
+
+def test_a_self_reported_billion_never_outranks_a_verified_score(client, arena):
+    honest = ranked(arena, client, user_id="honest", env_id=ENV, score=-500.0)
+    boast = submitted(client, user_id="boaster", env_id=ENV, data=SCRIPT, name="submission.py")
+    rank(arena, boast, 1e9)
+    settled(lambda: owners(client, board="self-reported"), ["boaster"])
+    assert owners(client) == ["honest"]
+    for path in (
+        f"/api/leaderboard/?env_id={ENV}",
+        f"/leaderboard/{ENV}",
+        f"/api/leaderboard/?env_id={ENV}&sort=date_desc",
+    ):
+        assert [entry["id"] for entry in client.get(path).json()] == [honest], path
+    told = client.get(f"/api/leaderboard/?env_id={ENV}&kind=self-reported").json()
+    assert [(entry["id"], entry["kind"]) for entry in told] == [(boast, "self-reported")]
+    assert "boaster" not in client.get(f"/v1/export/board?env_id={ENV}").text
+    assert client.get(f"/v1/submissions/{boast}").json()["kind"] == "self-reported"
+
+
+def test_an_open_board_is_new_as_soon_as_the_hub_knows(client, arena):
+    assert owners(client) == []
+    ranked(arena, client, user_id="newcomer", env_id=ENV)
+    settled(lambda: owners(client), ["newcomer"])
+
+
+def test_what_was_deleted_is_gone_at_once(client, arena):
+    mine = {"X-Client-Id": "me"}
+    submission_id = ranked(arena, client, user_id="leaver", env_id=ENV, client_id="me")
+    settled(lambda: owners(client), ["leaver"])
+    assert client.delete(f"/v1/submissions/{submission_id}", headers=mine).status_code == 200
+    assert owners(client) == []
+
+
+def test_an_etag_saves_the_body_until_the_board_changes(client, arena):
+    submission_id = ranked(arena, client, user_id="tagged", env_id=ENV)
+    settled(lambda: owners(client), ["tagged"])
+    for path in (f"/v1/boards?env_id={ENV}", f"/api/leaderboard/?env_id={ENV}", f"/leaderboard/{ENV}"):
+        first = client.get(path)
+        tag = {"If-None-Match": first.headers["etag"]}
+        assert first.headers["cache-control"] == "no-cache"
+        again = client.get(path, headers=tag)
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == first.headers["etag"]
+    with arena.store.begin():
+        arena.store.move(submission_id, Event.REEVALUATE)
+        arena.store.move(submission_id, Event.START)
+        arena.store.rank(submission_id, Outcome(score=77.0))
+    settled(lambda: client.get(f"/v1/boards?env_id={ENV}", headers=tag).status_code, 200)
+
+
+def test_dates_are_moments_or_whole_days(client, arena):
+    ranked(arena, client, user_id="today", env_id=ENV)
+    settled(lambda: owners(client), ["today"])
+    day = board(client)["entries"][0]["at"][:10]
+    assert owners(client, date_from=day, date_to=day) == ["today"]
+    assert owners(client, date_to=f"{day}T00:00:00Z") == []
+    assert owners(client, date_from="2090-01-01") == []
+
+
+def test_the_name_without_a_version_is_enough(client):
+    assert board(client, env_id="Acrobot")["env_id"] == ENV
+    assert client.get("/v1/environments/tictactoe").json()["env_id"] == "tictactoe-v1"
+
+
+def test_an_ended_season_keeps_its_board_and_reveals_its_secret(client, arena, host):
+    env_id = "MountainCar-v0"
+    arena.put_environment(env_id)
+    submission_id = ranked(arena, client, user_id="champion", env_id=env_id, score=-110.0)
+    season = client.get("/v1/seasons", params={"env_id": env_id}).json()["seasons"][0]
+    assert season["secret"] is None
+    path = f"/v1/seasons/{season['id']}"
+    assert client.post(f"{path}/end").status_code == 401
+    assert client.post(f"{path}/freeze", headers=bearer(host), json={"frozen": True}).json()["frozen"] is True
+    frozen = client.post(
+        "/v1/submissions", files={"file": ("agent.py", b"def act(o): return 0")}, data={"env_id": env_id}
+    )
+    assert (frozen.status_code, frozen.json()["code"]) == (409, "conflict")
+    ended = client.post(f"{path}/end", headers=bearer(host)).json()
+    assert len(bytes.fromhex(ended["secret"])) == 32
+    assert ended["commitment"] == season["commitment"]
+    old = board(client, env_id=env_id, season=season["id"])
+    assert ([entry["owner"] for entry in old["entries"]], old["live"]) == (["champion"], False)
+    assert board(client, env_id=env_id)["entries"] == []
+    assert client.get(f"/v1/submissions/{submission_id}/replays").json() == {"replays": []}
+    started = client.post("/v1/seasons", headers=bearer(host), json={"env_id": env_id, "name": "season 2"})
+    assert (started.status_code, started.json()["secret"]) == (201, None)

@@ -1,0 +1,163 @@
+"""`harena up` as its users start it: a process, ports, a folder, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from harena.arena import demo
+
+SOON_S = 60.0
+HARENA = [sys.executable, "-m", "harena.cli"]
+
+
+class Up:
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        ports = ["--port", "0", "--ui-port", "0", "--grpc-port", "0"]
+        self.process = subprocess.Popen(
+            [*HARENA, "up", *ports, "--data", str(folder), *options],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self.said = ""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+            if "Ctrl-C" in line:
+                break
+        found = re.findall(r"127\.0\.0\.1:(\d+)", self.said)
+        self.port, self.ui_port, self.grpc_port = map(int, found)
+
+    def get(self, path: str, port: int | None = None) -> object:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port or self.port}{path}", timeout=20) as answer:
+            body = answer.read()
+        return json.loads(body) if body.startswith((b"{", b"[")) else body
+
+    def until(self, path: str, what) -> object:
+        end = time.monotonic() + SOON_S
+        while not what(found := self.get(path)):
+            assert time.monotonic() < end, f"{path} stays {found!s:.500}"
+            time.sleep(0.05)
+        return found
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        self.process.communicate(timeout=40)
+        return self.process.returncode
+
+
+@pytest.fixture
+def up(tmp_path):
+    started: list[Up] = []
+
+    def start(*options: str, folder: Path = tmp_path / "data") -> Up:
+        started.append(Up(folder, *options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.communicate()
+
+
+def refused(*options: str, **variables: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [*HARENA, "up", *options], capture_output=True, text=True, timeout=60, env={**os.environ, **variables}
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_first_thing_a_newcomer_sees_is_a_board_and_a_match_and_the_next_start_carries_on(up):
+    first = up()
+    assert {env["env_id"] for env in first.get("/v1/environments")["environments"]} == {
+        one.env_id for one in demo.EXHIBITS
+    }
+    board = first.until("/v1/boards?env_id=CartPole-v1", lambda found: len(found["entries"]) == 4)
+    assert board["entries"][0]["algorithm"] == "Balance"
+    apart = first.until("/v1/boards?env_id=CartPole-v1&board=self-reported", lambda found: found["entries"])
+    assert [entry["algorithm"] for entry in apart["entries"]] == ["Own word"]
+    first.until("/v1/boards?env_id=pong-v1", lambda found: len(found["entries"]) == 4)
+    match = first.until("/v1/matches?env_id=pong-v1&state=finished", lambda found: found["matches"])["matches"][0]
+    assert b"<html" in first.get(f"/v1/matches/{match['id']}/replay?format=html")
+    assert b"<html" in first.get("/", first.ui_port)
+    with grpc.insecure_channel(f"127.0.0.1:{first.grpc_port}") as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert stat.S_IMODE((first.folder / "host.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(first.folder.stat().st_mode) == 0o700
+    assert first.stop() == 0
+
+    second = up()
+    assert "host's key" not in second.said
+    assert second.get("/v1/boards?env_id=CartPole-v1")["entries"] == board["entries"]
+    assert second.get(f"/v1/matches/{match['id']}")["number"] == match["number"]
+    assert second.stop(signal.SIGTERM) == 0
+
+
+def test_an_empty_arena_starts_empty_and_its_host_has_a_key(up):
+    one = up("--no-demo")
+    assert one.get("/v1/environments") == {"environments": []}
+    token = (one.folder / "host.key").read_text().strip()
+    request = urllib.request.Request(f"http://127.0.0.1:{one.port}/v1/me", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        me = json.load(answer)
+    assert (me["owner"], me["scopes"]) == ("host", ["admin"])
+    code, said = refused("--port", "0", "--ui-port", "off", "--grpc-port", "off", "--data", str(one.folder))
+    assert code == 2
+    assert str(one.process.pid) in said  # who has the folder
+    assert one.stop() == 0
+
+
+def test_a_port_that_is_taken_is_named_with_its_option(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for option in ("--port", "--ui-port"):
+            others = {"--port": "0", "--ui-port": "off"} | {option: port}
+            words = [word for pair in others.items() for word in pair]
+            code, said = refused(*words, "--grpc-port", "off", "--data", str(tmp_path / "data"))
+            assert code == 2
+            assert port in said
+            assert option in said
+    assert not (tmp_path / "data" / "arena.db").exists()
+
+
+def test_nobody_submits_without_a_key_over_the_network(up):
+    one = up("--no-demo", "--no-anonymous-submit")
+    assert "needs a key" in one.said
+    form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.py"\r\n\r\npass\r\n--b--\r\n'
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{one.port}/api/submit/", form, {"Content-Type": "multipart/form-data; boundary=b"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request, timeout=20)
+    assert error.value.code == 401
+    assert one.get("/v1")["anonymous_submit"] is False
+
+
+def test_bad_options_are_refused_in_words(tmp_path):
+    for words in (["--port", "70000"], ["--port", "http"], ["--ui-port", "no"]):
+        code, said = refused(*words, "--data", str(tmp_path / "data"))
+        assert code == 2
+        assert "is no port" in said
+    code, said = refused("--data", str(tmp_path / "data"), "--port", "0", LOG_LEVEL="LOUD")
+    assert (code, "LOG_LEVEL" in said) == (2, True)
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,200 @@
+"""The process is killed in the middle of its work; the next one goes on, and nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+
+pytest.importorskip("gymnasium")
+
+from harena.arena import models
+from harena.arena.files import FileStore
+from harena.arena.intake import Upload
+from harena.arena.jobs import Queue
+from harena.arena.lock import FolderInUse, FolderLock
+from harena.arena.models import EnvironmentKind, JobState, Kind, MatchState, State
+from harena.arena.rebuild import rebuild
+from harena.arena.settings import Settings
+from harena.arena.store import Sort, Store
+from harena.arena.submissions import Submissions
+
+ENV = "CartPole-v1"
+AGENT = "def act(observation): return {number} % 2\n"
+CRASH = "def act(observation): raise ValueError({number})\n"
+SCRIPT = "import json\nprint(json.dumps({{'score': {number}}}))\n"
+SENT = 200
+SOON_S = 60.0
+
+SERVER = """
+import json, sys
+from harena.arena.arena import Arena
+from harena.arena.settings import Settings
+with Arena(Settings.from_env(sys.argv[1], {})) as arena:
+    print(json.dumps([worker.process.pid for worker in arena.runner._workers]), flush=True)
+    sys.stdin.read()
+"""
+
+
+class Server:
+    def __init__(self, folder):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.players = json.loads(self.process.stdout.readline())
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+        until(lambda: not any(map(alive, self.players)))
+
+    def stop(self):
+        self.process.communicate()  # the end of its input
+        assert self.process.returncode == 0
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(what):
+    end = time.monotonic() + SOON_S
+    while not what():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def source(number):
+    return CRASH if number % 20 == 7 else SCRIPT if number % 25 == 3 else AGENT
+
+
+def send_all(folder, store, queue):
+    settings = Settings.from_env(folder, {"HARENA_PER_DAY": "0", "HARENA_AT_ONCE": "0"})
+    taking = Submissions(store, queue, FileStore(settings.files), settings)
+
+    def send(number):
+        code = source(number).format(number=number).encode()
+        return taking.submit([Upload(name="a.py", data=code)], owner="ann", env_id=ENV, algorithm=f"A{number % 9}").id
+
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(pool.map(send, range(SENT)), range(SENT), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_hundred_evaluations_survive_two_kills(tmp_path):
+    store = Store(Settings.from_env(tmp_path, {}).database_url)
+    queue = Queue(store)
+    store.put_environment(ENV, EnvironmentKind.VERIFIED, settings={"episodes": 2})
+    store.start_season(ENV, "season 1")
+    numbers = send_all(tmp_path, store, queue)
+
+    def count(*states):
+        return sum(n for (_, state), n in queue.counts().items() if state in states)
+
+    for done in (50, 120):
+        server = Server(tmp_path)
+        until(lambda: count(JobState.DONE) >= done and count(JobState.RUNNING) >= 2)  # noqa: B023
+        if done == 50:
+            with pytest.raises(FolderInUse, match=f"process {server.process.pid} "):
+                FolderLock(tmp_path)
+        server.kill()
+        assert count(JobState.QUEUED) > 0
+        assert count(JobState.RUNNING) > 0
+    server = Server(tmp_path)
+    until(lambda: not count(JobState.QUEUED, JobState.RUNNING))
+    server.stop()
+
+    assert count(JobState.DONE) == SENT
+    submissions = {one.id: one for one in store.submissions_of("ann", limit=1000)}
+    assert submissions.keys() == numbers.keys()
+    assert store.used("ann") == (SENT, 0)
+    with store.read() as connection:
+        charged = connection.scalar(sa.select(sa.func.count()).select_from(models.charges))
+    assert charged == SENT
+    for submission_id, number in numbers.items():
+        check_one(store, submissions[submission_id], number)
+    repeated = Counter(queue.get(one.job_id).attempts for one in submissions.values())
+    assert repeated[1] < SENT
+    assert set(repeated) <= {1, 2, 3}
+    check_boards(store, submissions.values())
+    assert os.listdir(FileStore(tmp_path / "files").root / "incoming") == []
+    store.close()
+
+
+LADDER = "tictactoe-v1"
+PLAYER = """
+def act(observation):
+    free = [cell for cell, mark in enumerate(observation.ravel()) if mark == 0]
+    return free[{number} % len(free)]
+"""
+GAMES = 16
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_ladder_survives_two_kills_and_moves_no_rating_twice(tmp_path):
+    settings = Settings.from_env(tmp_path, {})
+    store = Store(settings.database_url)
+    store.put_environment(LADDER, EnvironmentKind.LADDER, settings={"games_target": GAMES, "upkeep_s": 86400})
+    season = store.start_season(LADDER, "season 1")
+    taking = Submissions(store, Queue(store), FileStore(settings.files), settings)
+    for number in range(4):
+        uploads = [Upload(name="a.py", data=PLAYER.format(number=number).encode())]
+        taking.submit(uploads, owner=f"owner{number}", env_id=LADDER)
+
+    def finished():
+        return store.matches_where(env_id=LADDER, state=MatchState.FINISHED, limit=1000)
+
+    for played in (6, 14):
+        server = Server(tmp_path)
+        until(lambda: len(finished()) >= played)  # noqa: B023
+        server.kill()
+    server = Server(tmp_path)
+    until(lambda: all(n >= GAMES for n in games(finished()).values()) and len(games(finished())) == 4)
+    server.stop()
+
+    log = finished()
+    assert len({match.number for match in log}) == len(log)
+    found = rebuild(store, LADDER, season.id, check=True)
+    assert (found.same, found.matches) == (True, len(log))
+    moved = Counter(rating.match_number for rating in store.all_ratings(LADDER, season_id=season.id))
+    assert set(moved.values()) == {2}
+    assert len(moved) == len(log) - found.behind
+    store.close()
+
+
+def games(matches):
+    return Counter(seat.submission_id for match in matches for seat in match.seats)
+
+
+def check_one(store, submission, number):
+    told = Counter(notice.body["state"] for notice in store.events_after(0, topic=f"submission:{submission.id}"))
+    failed = source(number) is CRASH
+    assert submission.state is (State.FAILED if failed else State.RANKED)
+    assert told["ranked"] + told["failed"] + told["cancelled"] + told["rejected"] == 1
+    assert len(store.evaluations_of(submission.id)) == (0 if failed else 1)
+    if source(number) is SCRIPT:
+        assert (submission.kind, submission.score) == (Kind.SELF_REPORTED, number)
+
+
+def check_boards(store, submissions):
+    for kind in Kind:
+        best = {}
+        for one in submissions:
+            if one.kind is kind and one.score is not None:
+                best[one.algorithm] = max(one.score, best.get(one.algorithm, one.score))
+        entries = store.leaderboard(ENV, kind=kind, sort=Sort.SCORE_DESC)
+        assert {entry.algorithm: entry.score for entry in entries} == best
