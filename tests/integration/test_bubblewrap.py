@@ -403,8 +403,9 @@ def test_what_bubblewrap_says_is_passed_on() -> None:
 
 def test_everything_of_a_plan_is_translated() -> None:
     words, _ = plan.plan(Spec(), agent=Path(__file__), native=None)
-    made = bubblewrap.translate([*words, "record", "/r", "cgroup", "/c", "join", "/c/init/cgroup.procs"])
-    assert made.told == ["record", "/r", "cgroup", "/c", "join", "/c/init/cgroup.procs"]
+    told = ["record", "/r", "cgroup", "/c", "home", "/c", "join", "/c/init/cgroup.procs", "back", "/cgroup.procs"]
+    made = bubblewrap.translate([*words, *told])
+    assert made.told == told
     assert made.args[-2:] == ["--remount-ro", "/"]
     assert [step[:2] for step in made.steps if step[0] == "tmpfs"] == [
         ("tmpfs", "/dev/shm"),

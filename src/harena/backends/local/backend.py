@@ -87,10 +87,7 @@ class LocalBox:
             words += ["uid", str(uid)]
         self._place = cgroups.find()
         self._cgroups = cgroups.make(self._place, self.id, uid)
-        for folder in self._cgroups:
-            words += ["cgroup", str(folder)]
-            if self._place.version == 2:
-                words += ["join", str(folder / "init" / "cgroup.procs")]
+        words += cgroups.words(self._place, self._cgroups)
         words += ["record", str(registry.record(self.id, self._cgroups))]
         self._keeper = -1
         launch: bubblewrap.Launch | None = None

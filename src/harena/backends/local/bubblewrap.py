@@ -76,7 +76,7 @@ class Translation:
     steps: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     """What guest.py does afterwards: verb, target, options."""
     told: list[str] = field(default_factory=list[str])
-    """The words that are the keeper's: uid, join, cgroup, record."""
+    """The words that are the keeper's: uid, home, join, back, cgroup, record."""
 
 
 def _cut(words: list[str]) -> Iterator[list[str]]:
@@ -95,7 +95,7 @@ def translate(words: list[str]) -> Translation:
     places: list[str] = []  # tmpfs that guest.py mounts, and may hide with it what bubblewrap has mounted there
     for step in _cut(words):
         match step:
-            case ["uid" | "join" | "cgroup" | "record", _]:
+            case ["uid" | "home" | "join" | "back" | "cgroup" | "record", _]:
                 made.told += step
             case ["host", name]:
                 made.args += ["--hostname", name]

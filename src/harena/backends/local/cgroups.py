@@ -41,14 +41,14 @@ def find() -> Place:
 
 
 def make(place: Place, box: str, uid: int) -> list[Path]:
-    """The box's folders, owned by the guest's user so that the box can make its own below."""
+    """The box's folders, owned by the guest's user so that the box can make its own below. Those of version 2 give no
+    controllers to what is below them yet: the keeper lets them, once no process is left in them."""
     folders: list[Path] = []
     for parent in place.parents:
         folder = parent / f"{PREFIX}{box}"
         folder.mkdir()
         folders.append(folder)
         if place.version == 2:
-            (folder / "cgroup.subtree_control").write_text("+memory +pids")
             (folder / "init").mkdir()
         if os.geteuid() == 0:
             os.chown(folder, uid, uid)
@@ -56,6 +56,24 @@ def make(place: Place, box: str, uid: int) -> list[Path]:
                 for name in ("cgroup.procs", "cgroup.subtree_control"):
                     os.chown(folder / name, uid, uid)
     return folders
+
+
+def words(place: Place, folders: list[Path]) -> list[str]:
+    """For the keeper."""
+    told: list[str] = []
+    for folder in folders:
+        told += ["cgroup", str(folder)]
+        if place.version == 2:
+            own = ROOT / _own_groups().get("", "/").lstrip("/")
+            told += [
+                "home",
+                str(folder),
+                "join",
+                str(folder / "init" / "cgroup.procs"),
+                "back",
+                str(own / "cgroup.procs"),
+            ]
+    return told
 
 
 def remove(folder: Path) -> None:

@@ -7,7 +7,7 @@ socket as 4; it imports little, because every box waits for it. The order is NUL
   uid NUMBER                  as whom: where root is the host, no process of a box is root's
   source PATH | mode ro|rw    for such a user, root binds these to STAGE/0, STAGE/1, …, where that user can reach them;
                               what is rw belongs to that user there, and on the disk to whom it belonged
-  join PATH                   a cgroup.procs file to write the box's first process into
+  home PATH | join PATH | back PATH   cgroups of version 2, as in native/box.c
   cgroup PATH | record PATH   to be removed in the end
 """
 
@@ -40,6 +40,7 @@ def main() -> None:
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     told, tell = os.pipe()
     wait, go = os.pipe()
+    enter(order.get("home", []))
     pid = os.fork()
     if pid == 0:
         try:
@@ -53,7 +54,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     try:
         if "join" in order:
-            join(told, order["join"])
+            join(told, pid, order)
             os.write(go, b"x")
     except (OSError, ValueError, KeyError) as error:
         print(f"cannot join the cgroup: {error}", file=sys.stderr, flush=True)
@@ -181,15 +182,34 @@ def owner_as(kernel: Kernel, info: os.stat_result, uid: int) -> int:
     return fd
 
 
-def join(told: int, files: list[str]) -> None:
-    """Moves the box's first process into its cgroup, once it has a cgroup namespace that shows its parent."""
+def enter(folders: list[str]) -> None:
+    for folder in folders:
+        try:
+            write(f"{folder}/cgroup.procs", "0")
+        except OSError as error:
+            print(f"cannot enter the cgroup {folder}: {error}", file=sys.stderr, flush=True)
+            os._exit(111)
+
+
+def join(told: int, bwrap: int, order: dict[str, list[str]]) -> None:
+    """Moves bubblewrap and the box's first process into their cgroup, once there is a cgroup namespace that shows its
+    parent, and this one back: a cgroup that gives controllers to those below it has no process of its own."""
     import json
 
     with open(told, "rb") as file:
         pid = json.load(file)["child-pid"]
-    for name in files:
-        with open(name, "w") as procs:
-            procs.write(str(pid))
+    for name in order["join"]:
+        write(name, str(pid))
+        write(name, str(bwrap))
+    for name in order.get("back", []):
+        write(name, "0")
+    for folder in order.get("home", []):
+        write(f"{folder}/cgroup.subtree_control", "+memory +pids")
+
+
+def write(name: str, text: str) -> None:
+    with open(name, "w") as file:
+        file.write(text)
 
 
 def remove_tree(folder: str) -> None:

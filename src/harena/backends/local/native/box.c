@@ -11,7 +11,10 @@
  *   bind SOURCE TARGET ro|rw|dev
  *   tmpfs TARGET OPTIONS | dir TARGET MODE | link TEXT TARGET | file TARGET TEXT | proc TARGET | devpts TARGET
  *   ro TARGET            makes one mount of the box read-only
- *   join PATH            a cgroup.procs file to write the init into (cgroup v2 moves only within what it owns)
+ *   home PATH            a cgroup (v2) that the keeper makes the init's namespace in: the kernel moves processes only
+ *                        among cgroups that the namespace shows, so this must be above those of the jobs
+ *   join PATH            a cgroup.procs file to write the init into
+ *   back PATH            the cgroup.procs file that the keeper came from
  *   cgroup PATH | record PATH    to be removed by the keeper */
 #include "harena.h"
 #include <grp.h>
@@ -46,7 +49,8 @@ static int arguments_of(const char *verb) {
     const char *verb;
     int arguments;
   } verbs[] = {{"uid", 1},  {"host", 1}, {"bind", 3},   {"tmpfs", 2},  {"dir", 2},   {"link", 2},
-               {"file", 2}, {"proc", 1}, {"devpts", 1}, {"cgroup", 1}, {"record", 1}, {"join", 1}, {"ro", 1}};
+               {"file", 2}, {"proc", 1}, {"devpts", 1}, {"cgroup", 1}, {"record", 1}, {"join", 1}, {"ro", 1},
+               {"home", 1}, {"back", 1}};
   for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
     if (!strcmp(verb, verbs[i].verb)) return verbs[i].arguments;
   return -1;
@@ -151,7 +155,9 @@ static void protect(const char *path) {
 
 static void carry_out(int at, int *bound) {
   const char *verb = words[at], *first = words[at + 1], *second = words[at + 2];
-  if (!strcmp(verb, "uid") || !strcmp(verb, "cgroup") || !strcmp(verb, "record") || !strcmp(verb, "join")) return;
+  if (!strcmp(verb, "uid") || !strcmp(verb, "cgroup") || !strcmp(verb, "record") || !strcmp(verb, "join") ||
+      !strcmp(verb, "home") || !strcmp(verb, "back"))
+    return;
   if (!strcmp(verb, "ro")) return protect(inside(first));
   if (!strcmp(verb, "host")) {
     if (sethostname(first, strlen(first))) die("name the host", first);
@@ -285,14 +291,33 @@ static void map_user(pid_t pid) {
   write_map(pid, "gid_map", map);
 }
 
+static void write_file(const char *path, const char *text, const char *step) {
+  int fd = open(path, O_WRONLY | O_CLOEXEC);
+  if (fd < 0 || write(fd, text, strlen(text)) < 0) die(step, path);
+  close(fd);
+}
+
+static void enter_home(void) {
+  char path[4096];
+  for (int at = 0; at < word_count; at = next_step(at)) {
+    if (strcmp(words[at], "home")) continue;
+    snprintf(path, sizeof path, "%s/cgroup.procs", words[at + 1]);
+    write_file(path, "0", "enter the cgroup");
+  }
+}
+
+/* A cgroup (v2) that gives controllers to those below it has no process of its own: all leave before it does. */
 static void join_cgroups(pid_t pid) {
-  char text[16];
+  char text[16], path[4096];
   snprintf(text, sizeof text, "%d", (int)pid);
   for (int at = 0; at < word_count; at = next_step(at)) {
-    if (strcmp(words[at], "join")) continue;
-    int fd = open(words[at + 1], O_WRONLY | O_CLOEXEC);
-    if (fd < 0 || write(fd, text, strlen(text)) < 0) die("join the cgroup", words[at + 1]);
-    close(fd);
+    if (!strcmp(words[at], "join")) write_file(words[at + 1], text, "join the cgroup");
+    if (!strcmp(words[at], "back")) write_file(words[at + 1], "0", "leave the cgroup");
+  }
+  for (int at = 0; at < word_count; at = next_step(at)) {
+    if (strcmp(words[at], "home")) continue;
+    snprintf(path, sizeof path, "%s/cgroup.subtree_control", words[at + 1]);
+    write_file(path, "+memory +pids", "give controllers to the cgroup");
   }
 }
 
@@ -357,6 +382,7 @@ int main(int argc, char **argv) {
   struct sched_param ordinary = {0}; /* a host with real-time priority must not pass it on: a loop would take the core */
   if (sched_setscheduler(0, SCHED_OTHER, &ordinary)) die("leave the real-time scheduler", "");
   map_owners();
+  enter_home();
   int flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
   pid_t pid = syscall(SYS_clone, flags | SIGCHLD, 0, 0, 0, 0);
   if (pid < 0) die("make namespaces (user, pid, mount, net, ipc, uts, cgroup)", "");

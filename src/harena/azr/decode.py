@@ -1,0 +1,462 @@
+"""Sampling many completions at once from one model, on CPU or CUDA.
+
+Promises: a prompt is read once for all its samples; rows that end are refilled from what waits, and when nothing waits
+the batch shrinks; on CUDA one recorded graph runs a whole step with its sampling in it, and the host looks only every
+few steps; the same seed, prompts and weights give the same tokens (bit for bit on CPU). Falls back to plain calls,
+with a warning, when a graph cannot be recorded. Does not know tasks, rewards or learning.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (torch leaves many of its own types open)
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harena.azr import flash
+from harena.azr.model import Cache, Model, RowKernels, project, rest
+from harena.azr.stops import Stops
+from harena.errors import SpecError
+
+log = logging.getLogger(__name__)
+
+PLACES_STEP = 128
+PREFILL_TOKENS = {"cpu": 4_096, "cuda": 65_536}
+"""Tokens of prompts read in one call, padding counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSettings:
+    rows: int = 256
+    """Sequences decoded side by side."""
+    check_every: int = 8
+    """Steps between two looks at what has ended."""
+    graphs: bool = True
+    """Record CUDA graphs. Off: the same steps, launched one kernel at a time."""
+    fuse: bool = False
+    """Compile the parts of a step that are many small kernels: pays for large models and long runs."""
+    kernel: bool = True
+    """Use our attention kernel on CUDA where it works and agrees with the plain form."""
+    max_places: int = 0
+    """Room of a row, prompt and completion together; 0 takes what the first call needs and grows."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One completion to sample."""
+
+    prompt: int
+    """Index into the prompts."""
+    limit: int
+    """Tokens it may have."""
+    tag: Any
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    entropy: float = 0.0
+    ended: bool = False
+    """By an end token or a stop text, not by the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    temperature: float
+    top_p: float
+    greedy: bool
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0 or not 0 < self.top_p <= 1:
+            raise SpecError("temperature must be above 0 (use greedy) and top_p in (0, 1]")
+
+
+class _State:
+    """Device tensors that a step reads and writes in place: their addresses must not change under a graph."""
+
+    def __init__(self, rows: int, width: int, vocab: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, device=device, dtype=dtype)
+
+        self.ids, self.at, self.count, self.limit = zeros(rows), zeros(rows), zeros(rows), zeros(rows)
+        self.live = zeros(rows, dtype=torch.bool)
+        self.out = zeros(rows, width)
+        self.logprobs = zeros(rows, width, dtype=torch.float32)
+        self.entropy = zeros(rows, dtype=torch.float32)
+        self.ends = zeros(vocab, dtype=torch.bool)
+        self.heat = torch.ones((), device=device)
+
+    def by_row(self) -> tuple[Tensor, ...]:
+        return self.ids, self.at, self.count, self.limit, self.live, self.out, self.logprobs, self.entropy
+
+
+def measure(logits: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
+    """Log probabilities of softmax(logits / temperature) and their entropy."""
+    logp = torch.log_softmax(logits.float() / heat, dim=-1)
+    return logp, -(logp.exp() * logp).sum(-1)
+
+
+def pick(scores: Tensor, noise: Tensor, logp: Tensor) -> tuple[Tensor, Tensor]:
+    """With exponential noise, the largest of score − log noise is a sample of softmax(scores): Gumbel's way, no sum."""
+    token = (scores - noise.log()).argmax(-1)
+    return token, logp.gather(-1, token[:, None])[:, 0]
+
+
+@dataclass(slots=True)
+class _SampleKernels:
+    measure: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = measure
+    pick: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = pick
+
+
+def choose(
+    logits: Tensor, sampler: Sampler, heat: Tensor, generator: torch.Generator | None, how: _SampleKernels
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A token a row, its log probability and the entropy of what it was drawn from."""
+    logp, entropy = how.measure(logits, heat)
+    if sampler.greedy:
+        token = logp.argmax(-1)
+        return token, logp.gather(-1, token[:, None])[:, 0], entropy
+    scores = logp if sampler.top_p >= 1 else _nucleus(logp, sampler.top_p)
+    noise = torch.empty_like(logp).exponential_(generator=generator)
+    token, logprob = how.pick(scores, noise, logp)
+    return token, logprob, entropy
+
+
+def _nucleus(logp: Tensor, top_p: float) -> Tensor:
+    ordered, order = logp.exp().sort(dim=-1, descending=True)
+    beyond = ordered.cumsum(-1) - ordered >= top_p
+    return logp.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), float("-inf"))
+
+
+class Decoder:
+    """Owns a cache and the recorded graphs for one model; weights changed in place are seen at once."""
+
+    def __init__(self, model: Model, settings: DecodeSettings) -> None:
+        self.model = model
+        self.settings = settings
+        self.device = model.device
+        self.is_cuda = self.device.type == "cuda"
+        self.graphs_recorded = 0
+        self._use_graphs = settings.graphs and self.is_cuda
+        self._kernels, self._sample_kernels = _kernels(settings, model)
+        self._state: _State | None = None
+        self._cache: Cache | None = None
+        self._views: dict[tuple[int, int], Cache] = {}
+        self._graphs: dict[tuple[int, int, float, bool], Any] = {}
+        self._generator: torch.Generator | None = None
+        self._pool: Any = None
+        """Memory that all graphs share: they run one after the other, and keep nothing of their own."""
+
+    @torch.no_grad()
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        jobs: Iterable[Job],
+        *,
+        sampler: Sampler,
+        stops: Stops,
+        seed: int,
+        on_done: Callable[[Job], None],
+    ) -> None:
+        """Fills in every job and calls `on_done` with it, in the order in which they end."""
+        # Long prompts first: the rows that are left at the end are then short ones.
+        waiting = deque(sorted(jobs, key=lambda job: -len(prompts[job.prompt])))
+        if not waiting:
+            return
+        need = max(len(prompts[job.prompt]) + job.limit for job in waiting)
+        rows = min(self.settings.rows, _row_bucket(len(waiting), self.settings.rows, self.is_cuda))
+        self._reserve(rows, need, max(job.limit for job in waiting))
+        self._seed(seed)
+        _Run(self, prompts, waiting, sampler, stops, rows, on_done).go()
+
+    def _reserve(self, rows: int, places: int, width: int) -> None:
+        """Room for a call. Grows only; what a graph has recorded is dropped with the memory it points to."""
+        settings = self.settings
+        rows = max(rows, settings.rows if self.is_cuda else rows)
+        places = max(_up(places + settings.check_every, PLACES_STEP), settings.max_places)
+        width = _up(width, 64)
+        state, cache = self._state, self._cache
+        if cache is None or cache.rows < rows or cache.places < places:
+            self._graphs.clear()
+            self._views.clear()
+            if cache is not None:
+                rows, places = max(rows, cache.rows), max(places, cache.places)
+            self._cache = cache = None  # the old one goes before the new one comes
+            self._cache = Cache(self.model.config, rows=rows, places=places, device=self.device, dtype=self.model.dtype)
+        if state is None or state.ids.shape[0] < rows or state.out.shape[1] < width:
+            self._graphs.clear()
+            width = width if state is None else max(width, state.out.shape[1])
+            self._state = _State(self._cache.rows if self._cache else rows, width, self.model.config.vocab, self.device)
+
+    def _seed(self, seed: int) -> None:
+        if self.is_cuda:
+            # The default generator is the one whose offset a replayed graph moves on by itself.
+            torch.cuda.manual_seed(seed)
+        else:
+            self._generator = torch.Generator().manual_seed(seed)
+
+    @property
+    def state(self) -> _State:
+        assert self._state is not None
+        return self._state
+
+    @property
+    def cache(self) -> Cache:
+        assert self._cache is not None
+        return self._cache
+
+    def places_for(self, deepest: int) -> int:
+        """How much of the cache a step has to look at. Our kernel stops at each row's own end: one graph serves all."""
+        if self._kernels.attend is flash.attend:
+            return self.cache.places
+        return min(_place_bucket(deepest, self.is_cuda), self.cache.places)
+
+    def step(self, rows: int, places: int, sampler: Sampler) -> None:
+        """One token for the first `rows` rows, looking at the first `places` of each."""
+        graph = self._graph(rows, places, sampler) if self._use_graphs else None
+        if graph is None:
+            self._step(rows, places, sampler)
+        else:
+            graph.replay()
+
+    def _step(self, rows: int, places: int, sampler: Sampler) -> None:
+        s = self.state
+        live, count = s.live[:rows], s.count[:rows]
+        # A row that has ended may stand beyond the places looked at; it must not write outside them.
+        place = s.at[:rows].clamp(max=places - 1)
+        logits = self.model.step(s.ids[:rows], place, self._view(rows, places), self._kernels)
+        token, logprob, entropy = choose(logits, sampler, s.heat, self._generator, self._sample_kernels)
+        row = torch.arange(rows, device=self.device)
+        at = count.clamp(max=s.out.shape[1] - 1)
+        s.out[row, at] = torch.where(live, token, s.out[row, at])
+        s.logprobs[row, at] = torch.where(live, logprob, s.logprobs[row, at])
+        s.entropy[:rows] += entropy * live
+        count += live
+        s.at[:rows] += live
+        s.ids[:rows] = torch.where(live, token, s.ids[:rows])
+        live &= ~(s.ends[token] | (count >= s.limit[:rows]))
+
+    def _view(self, rows: int, places: int) -> Cache:
+        key = (rows, places)
+        if key not in self._views:
+            self._views[key] = self.cache.view(rows, places)
+        return self._views[key]
+
+    def _graph(self, rows: int, places: int, sampler: Sampler) -> Any:
+        key = (rows, places, sampler.top_p, sampler.greedy)
+        if key not in self._graphs:
+            try:
+                self._graphs[key] = self._record(rows, places, sampler)
+                self.graphs_recorded += 1
+            except RuntimeError as error:
+                log.warning("a CUDA graph could not be recorded, going on without: %s", error)
+                torch.cuda.synchronize()
+                self._use_graphs = False
+                self._graphs.clear()
+                return None
+        return self._graphs[key]
+
+    def _record(self, rows: int, places: int, sampler: Sampler) -> Any:
+        """Warms the step up on a side stream with every row dead, so nothing is written, then records it."""
+        live = self.state.live
+        kept = live.clone()
+        # A dead row still writes a key at its place; its own next key goes there anyway.
+        live.zero_()
+        try:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self._step(rows, places, sampler)
+            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._step(rows, places, sampler)
+            return graph
+        finally:
+            live.copy_(kept)
+
+
+class _Run:
+    """One call of `Decoder.run`: which job sits in which row, and what the host knows of it."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompts: Sequence[Sequence[int]],
+        waiting: deque[Job],
+        sampler: Sampler,
+        stops: Stops,
+        rows: int,
+        on_done: Callable[[Job], None],
+    ) -> None:
+        self.d = decoder
+        self.prompts = prompts
+        self.waiting = waiting
+        self.sampler = sampler
+        self.stops = stops
+        self.rows = rows
+        self.on_done = on_done
+        self.seats: list[Job | None] = [None] * rows
+        self.places = [0] * rows
+        """For each row the place that its next token is written to; the host counts along."""
+
+    def go(self) -> None:
+        s = self.d.state
+        s.live.zero_()
+        s.heat.fill_(self.sampler.temperature)
+        s.ends.copy_(torch.from_numpy(self.stops.ending_tokens))
+        every = self.d.settings.check_every
+        while True:
+            self._fill()
+            if not any(self.seats):
+                return
+            deepest = max(place for seat, place in zip(self.seats, self.places, strict=True) if seat)
+            places = self.d.places_for(deepest + every + 1)
+            for _ in range(every):
+                self.d.step(self.rows, places, self.sampler)
+            self.places = [place + every for place in self.places]
+            self._collect()
+            self._shrink()
+
+    def _fill(self) -> None:
+        free = [row for row, seat in enumerate(self.seats) if seat is None]
+        # A refill of few rows is not worth a prefill, unless nothing else goes on.
+        if not self.waiting or len(free) < min(len(self.waiting), max(1, self.rows // 8)):
+            return
+        budget = PREFILL_TOKENS["cuda" if self.d.is_cuda else "cpu"]
+        while free and self.waiting:
+            width = len(self.prompts[self.waiting[0].prompt])
+            taken: dict[int, list[Job]] = {}
+            while len(free) > sum(map(len, taken.values())) and self.waiting:
+                prompt = self.waiting[0].prompt
+                if prompt not in taken and taken and (len(taken) + 1) * width > budget:
+                    break
+                taken.setdefault(prompt, []).append(self.waiting.popleft())
+            self._seat(taken, free)
+
+    def _seat(self, taken: dict[int, list[Job]], free: list[int]) -> None:
+        jobs = [(source, job) for source, prompt in enumerate(taken) for job in taken[prompt]]
+        rows = [free.pop(0) for _ in jobs]
+        device, s = self.d.device, self.d.state
+        prompts = [self.prompts[prompt] for prompt in taken]
+        # All but the last token: that one is the input of the first step, whose sample is then like any other.
+        width = max(len(prompt) for prompt in prompts) - 1
+        index = torch.tensor(rows, device=device)
+        if width:
+            width = _up(width, 16) if self.d.is_cuda else width
+            padded = np.zeros((len(prompts), width), dtype=np.int64)
+            for n, prompt in enumerate(prompts):
+                padded[n, : len(prompt) - 1] = prompt[:-1]
+            sources = torch.tensor([source for source, _ in jobs], device=device)
+            self.d.model.prefill(torch.from_numpy(padded).to(device), self.d.cache, sources=sources, rows=index)
+        lengths = [len(prompts[source]) for source, _ in jobs]
+        s.ids[index] = torch.tensor([prompts[source][-1] for source, _ in jobs], device=device)
+        s.at[index] = torch.tensor([length - 1 for length in lengths], device=device)
+        s.limit[index] = torch.tensor([job.limit for _, job in jobs], device=device)
+        s.count[index] = 0
+        s.entropy[index] = 0
+        s.live[index] = True
+        for row, length, (_, job) in zip(rows, lengths, jobs, strict=True):
+            self.seats[row] = job
+            self.places[row] = length - 1
+
+    def _collect(self) -> None:
+        """Takes out what has ended, by the device's word or because its text holds a stop."""
+        s = self.d.state
+        packed = torch.stack((s.live[: self.rows].long(), s.count[: self.rows])).cpu().numpy()
+        live, count = packed[0].astype(bool), packed[1]
+        taken = np.array([seat is not None for seat in self.seats])
+        ended = taken & ~live
+        suspects = self._suspects(taken & live, count) if self.stops.spans_tokens else np.zeros(0, dtype=np.int64)
+        rows = np.concatenate((np.flatnonzero(ended), suspects))
+        if not len(rows):
+            return
+        index = torch.from_numpy(rows).to(self.d.device)
+        width = int(count[rows].max())
+        out = s.out[index, :width].cpu().numpy()
+        logprobs = s.logprobs[index, :width].cpu().numpy()
+        entropy = s.entropy[index].cpu().numpy()
+        stopped: list[int] = []
+        for n, row in enumerate(map(int, rows)):
+            job, size = self.seats[row], int(count[row])
+            assert job is not None
+            ids = out[n, :size].tolist()
+            keep, by_stop = self.stops.cut(ids)
+            if live[row]:
+                if not by_stop:
+                    continue
+                stopped.append(row)
+            job.ids, job.logprobs = ids[:keep], logprobs[n, :keep].tolist()
+            job.entropy = float(entropy[n]) / max(1, size)
+            job.ended = by_stop
+            self.seats[row] = None
+            self.on_done(job)
+        if stopped:
+            s.live[torch.tensor(stopped, device=self.d.device)] = False
+
+    def _suspects(self, rows: np.ndarray[Any, Any], count: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Live rows that wrote, since the last look, a token which could be the end of a stop text."""
+        s, every = self.d.state, self.d.settings.check_every
+        last = s.count[: self.rows, None] - torch.arange(1, every + 1, device=self.d.device)
+        recent = s.out[: self.rows].gather(1, last.clamp(min=0)).cpu().numpy()
+        fresh = (count[:, None] - np.arange(1, every + 1)) >= 0
+        return np.flatnonzero(rows & (self.stops.closing_tokens[recent] & fresh).any(1))
+
+    def _shrink(self) -> None:
+        """With nothing waiting, moves the rows still in use to the front of a smaller batch."""
+        used = [row for row, seat in enumerate(self.seats) if seat is not None]
+        if self.waiting or not used:
+            return
+        rows = _row_bucket(len(used), self.rows, self.d.is_cuda)
+        if rows > self.rows * 3 // 4:
+            return
+        source = [row for row in used if row >= rows]
+        free = [row for row in range(rows) if self.seats[row] is None]
+        target = free[: len(source)]
+        if source:
+            device = self.d.device
+            a, b = torch.tensor(source, device=device), torch.tensor(target, device=device)
+            self.d.cache.move(a, b, min(max(self.places[row] for row in source) + 1, self.d.cache.places))
+            for tensor in self.d.state.by_row():
+                tensor[b] = tensor[a]
+        for old, new in zip(source, target, strict=True):
+            self.seats[new], self.places[new] = self.seats[old], self.places[old]
+        self.seats, self.places = self.seats[:rows], self.places[:rows]
+        self.rows = rows
+
+
+def _kernels(settings: DecodeSettings, model: Model) -> tuple[RowKernels, _SampleKernels]:
+    row, sample = RowKernels(), _SampleKernels()
+    is_cuda = model.device.type == "cuda"
+    if settings.kernel and is_cuda:
+        row.attend = flash.best(model.config, model.device, model.dtype)
+    if settings.fuse and is_cuda:
+        row.project, row.rest = torch.compile(project, dynamic=False), torch.compile(rest, dynamic=False)
+        sample.measure, sample.pick = torch.compile(measure, dynamic=False), torch.compile(pick, dynamic=False)
+    return row, sample
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _row_bucket(wanted: int, most: int, is_cuda: bool) -> int:
+    """Few sizes on CUDA, because each is a graph; close ones on CPU, where a row less is time saved."""
+    if not is_cuda:
+        return min(most, _up(wanted, 8))
+    size = most
+    while size // 2 >= max(wanted, 8):
+        size //= 2
+    return size
+
+
+def _place_bucket(wanted: int, is_cuda: bool) -> int:
+    return _up(wanted, PLACES_STEP if wanted <= 1_024 else 512) if is_cuda else wanted

@@ -1,0 +1,75 @@
+"""How good, and how sure. Guarantees: pure functions of the counts and a seed. One sample a task gives a share with
+Wilson's interval; several give pass@k by the unbiased estimator, with a bootstrap over tasks, because the samples of a
+task are not independent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from harena.errors import SpecError
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+"""Fifty lie beyond each end of a 95 % interval: steady to a few hundredths of its width."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    value: float
+    low: float
+    high: float
+    """The ends of the 95 % interval."""
+    n: int
+    """Tasks, not samples."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """The chance that one of k samples of a task is right, when `right` of `samples` were: 1 - C(n-c, k) / C(n, k)."""
+    if not 1 <= k <= samples or not 0 <= right <= samples:
+        raise SpecError(f"pass@{k} of {samples} samples: draw at least k of them")
+    if samples - right < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / place for place in range(samples - right + 1, samples + 1))
+
+
+def score(right: Sequence[int], *, samples: int, k: int = 1, seed: int = 0) -> Score:
+    """Of tasks with so many right answers out of `samples` each."""
+    if not right:
+        return Score(value=math.nan, low=0.0, high=1.0, n=0)
+    if samples == 1:
+        return wilson(sum(right), len(right))
+    values = np.array([pass_at_k(samples, one, k) for one in right])
+    return bootstrap(values, seed=seed)
+
+
+def wilson(right: int, n: int) -> Score:
+    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+    share = right / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    return Score(value=share, low=min(low, share), high=max(high, share), n=n)
+
+
+def bootstrap(values: np.ndarray, *, seed: int) -> Score:
+    """Of the mean, by the percentiles of resampled means. Where all values are 0, or all 1, resampling knows no doubt:
+    Wilson's interval stands in."""
+    n, mean = len(values), float(values.mean())
+    if values.min() == values.max() and mean in (0.0, 1.0):
+        return wilson(round(mean * n), n)
+    rng = np.random.default_rng(seed)
+    means = values[rng.integers(0, n, (RESAMPLES, n), dtype=np.int32)].mean(axis=1)
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Score(value=mean, low=float(low), high=float(high), n=n)

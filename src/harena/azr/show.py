@@ -1,0 +1,79 @@
+"""Words for a terminal. Guarantees: nothing that a model wrote moves the cursor or hides what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harena.azr.buffer import Entry
+from harena.azr.evaluate import Evaluation
+from harena.azr.loop import Iteration
+from harena.azr.tasks import InductionTask, Kind
+
+
+def safe(text: str) -> str:
+    """One line of it, for a table or a message."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def safe_lines(text: str) -> str:
+    """Lines stay, all else that a terminal would obey is shown as a question mark."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text.expandtabs(4))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
+    cells = [list(head), *([safe(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
+    lines: list[str] = []
+    for row in cells:
+        padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *padded[1:]]).rstrip())
+    return "\n".join(lines)
+
+
+def evaluation(found: Evaluation) -> str:
+    what = f"pass@{found.k} of {found.samples}" if found.samples > 1 else "accuracy"
+    rows = [
+        (name, str(score.n), f"{score.value:.3f}", f"{score.low:.3f} – {score.high:.3f}")
+        for name, score in found.scores.items()
+    ]
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in found.verdicts.items())
+    head = (safe(found.suite), "tasks", what, "95 % interval")
+    return f"{table(head, rows)}\n\nanswers: {verdicts}; {found.seconds:.1f} s"
+
+
+def training(before: Evaluation | None, after: Evaluation | None, last: Iteration | None) -> str:
+    """What a run ends with: of self-play the last iteration, of the held-out suite before and after."""
+    rows: list[list[str]] = []
+    proposed: Mapping[str, Mapping[str, float]] = last.metrics["propose"] if last else {}
+    for kind in [*map(str, Kind), "all"]:
+        now = proposed.get(kind, {})
+        held_out = [_score(found, kind) for found in (before, after)]
+        if now or any(held_out):
+            rows.append([kind, _share(now.get("valid")), _share(now.get("share")), *held_out])
+    head = ("", "valid", "solved in self-play", "held out before", "held out after")
+    return table(head, rows) if rows else ""
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _score(found: Evaluation | None, name: str) -> str:
+    if found is None or name not in found.scores:
+        return ""
+    score = found.scores[name]
+    return f"{score.value:.3f} [{score.low:.3f}, {score.high:.3f}]"
+
+
+def entry(kind: Kind, one: Entry) -> str:
+    """A task of a buffer, as text."""
+    solved = "" if one.share is None else f", solved {one.share:.0%}"
+    head = f"# {kind} {one.id[:12]}, proposed in iteration {one.step}{solved}"
+    task = one.task
+    if isinstance(task, InductionTask):
+        lines = [f"# {line}" for line in task.message.splitlines()]
+        lines += [f"f({given}) == {output}" for given, output in task.pairs]
+    else:
+        lines = [f"f({task.input}) == {task.output}"]
+    return safe_lines("\n".join([head, task.program, *lines]))

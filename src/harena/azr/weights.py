@@ -1,0 +1,174 @@
+"""Models by name or path: our own checkpoint (.safetensors), a GGUF file, or a transformers folder of Qwen2 or Llama.
+
+Promises: the same file gives the same weights; what a file lacks is named; no pickle is ever read. A checkpoint of
+ours is one file: weights (float32, bfloat16 or 8 bits a weight), shape and tokenizer. A name that is no path is looked
+up with huggingface_hub, which may download it; "default" is the model that comes with Harena.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (torch leaves many of its own types open)
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from harena.azr import gguf
+from harena.azr.model import Model, ModelConfig, from_hf_state
+from harena.azr.tokenizer import ByteTokenizer, HfTokenizer, TextCodec
+from harena.errors import SpecError
+
+SMALL = Path(__file__).parent / "data" / "small.safetensors"
+"""The model that comes with Harena."""
+
+DTYPES = {"f32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
+
+
+def load(name: str, *, device: str = "cpu", dtype: str = "f32") -> tuple[Model, TextCodec]:
+    """`dtype` is what the weights are computed with: f32 or bf16, whatever the file holds."""
+    if dtype not in DTYPES:
+        raise SpecError(f"dtype {dtype!r}: there are {', '.join(DTYPES)}")
+    path = SMALL if name == "default" else Path(name)
+    if path.suffix == ".safetensors":
+        config, state, codec = _own(path)
+    elif path.suffix == ".gguf":
+        config, state, codec = _gguf(path)
+    else:
+        config, state, codec = _folder(path if path.is_dir() else _downloaded(name))
+    return _model(config, state, torch.device(device), DTYPES[dtype]), codec
+
+
+def _model(config: ModelConfig, state: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Model:
+    with torch.device("meta"):
+        model = Model(config)
+    model.to_empty(device=device)
+    model.to(dtype)
+    missing = model.load_state_dict(state, strict=False)
+    if missing.missing_keys or missing.unexpected_keys:
+        raise SpecError(f"the weights do not fit the model: {[*missing.missing_keys, *missing.unexpected_keys][:4]}")
+    return model
+
+
+# ---- our own files ----
+
+
+def save(path: Path, model: Model, codec: ByteTokenizer, *, form: str = "int8", note: str = "") -> None:
+    """`form`: f32, bf16 or int8 (one scale a row; about one byte a weight)."""
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        wide = value.detach().float().cpu()
+        if form == "int8" and wide.dim() == 2:
+            scale = wide.abs().amax(dim=1).clamp(min=1e-12) / 127
+            tensors[f"{name}:scale"] = scale
+            tensors[name] = torch.round(wide / scale[:, None]).to(torch.int8)
+        elif form in ("bf16", "f32", "int8"):
+            tensors[name] = wide.to(torch.bfloat16 if form == "bf16" else torch.float32).contiguous()
+        else:
+            raise SpecError(f"form {form!r}: there are f32, bf16 and int8")
+    about = {"config": model.config.to_dict(), "tokenizer": codec.to_json(), "note": note}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    save_file(tensors, part, metadata={"harena": json.dumps(about)})
+    part.replace(path)
+
+
+def note_of(path: Path) -> str:
+    """What was written beside the weights when they were saved."""
+    return str(_about(path).get("note", ""))
+
+
+def _about(path: Path) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    if not path.is_file():
+        hint = ": make it with `harena azr pretrain`" if path == SMALL else ""
+        raise SpecError(f"no checkpoint at {path}{hint}")
+    with cast(Any, safe_open)(str(path), framework="pt") as file:
+        metadata = file.metadata() or {}
+    if "harena" not in metadata:
+        raise SpecError(f"{path.name} is not a checkpoint of Harena's; give the folder of a transformers model instead")
+    return cast(dict[str, Any], json.loads(metadata["harena"]))
+
+
+def _own(path: Path) -> tuple[ModelConfig, dict[str, Tensor], TextCodec]:
+    from safetensors.torch import load_file
+
+    about = _about(path)
+    raw = load_file(path)
+    state = {
+        name: value.float() * raw[f"{name}:scale"][:, None] if f"{name}:scale" in raw else value
+        for name, value in raw.items()
+        if not name.endswith(":scale")
+    }
+    return ModelConfig.from_dict(about["config"]), state, ByteTokenizer.from_json(about["tokenizer"])
+
+
+# ---- others' files ----
+
+
+def _gguf(path: Path) -> tuple[ModelConfig, dict[str, Tensor], TextCodec]:
+    if not path.is_file():
+        raise SpecError(f"no GGUF file at {path}")
+    file = gguf.GgufFile(path)
+    config = gguf.config_of(file)
+    backend, ends = gguf.tokenizer_of(file.metadata)
+    state = {name: torch.from_numpy(value.copy()) for name, value in gguf.hf_weights(file, config).items()}
+    return config, from_hf_state(config, state), HfTokenizer(backend, eos=ends)
+
+
+def _folder(path: Path) -> tuple[ModelConfig, dict[str, Tensor], TextCodec]:
+    from safetensors.torch import load_file
+
+    raw = _json(path / "config.json")
+    config = ModelConfig.from_hf(raw)
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise SpecError(f"{path} holds no .safetensors files; pickled weights are not read")
+    state: dict[str, Tensor] = {}
+    for file in files:
+        state.update(load_file(file))
+    return config, from_hf_state(config, state), _folder_tokenizer(path, raw)
+
+
+def _folder_tokenizer(path: Path, config: Mapping[str, Any]) -> TextCodec:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise SpecError("a transformers model needs the `tokenizers` package: pip install tokenizers") from error
+    if not (path / "tokenizer.json").is_file():
+        raise SpecError(f"{path} holds no tokenizer.json")
+    backend: Any = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
+    ends: list[int] = []
+    for source in (generation, config):
+        value = source.get("eos_token_id")
+        ends += value if isinstance(value, list) else [] if value is None else [value]
+    if not ends:
+        raise SpecError(f"{path}: neither generation_config.json nor config.json names an end token")
+    return HfTokenizer(backend, eos=list(dict.fromkeys(int(end) for end in ends)))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise SpecError(f"no {path.name} in {path.parent}")
+    return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+
+
+def _downloaded(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise SpecError(f"{name!r} is no path here, and looking it up needs: pip install huggingface_hub") from error
+    logging.getLogger(__name__).info("looking up %s", name)
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:  # whatever the hub's client raises: the name cannot be had
+        raise SpecError(f"{name!r} is neither a path nor to be had from the hub: {error}") from error

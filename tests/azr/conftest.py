@@ -1,0 +1,16 @@
+"""One verifier for all tests of the module: boxes are started once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from harena.azr.executor import Bounds
+from harena.azr.verify import Settings, Verifier
+
+
+@pytest.fixture(scope="session")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(settings=Settings(bounds=Bounds(wall_s=0.8, memory_mb=128, max_chars=500))) as made:
+        yield made

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from harena.azr import gguf, weights
+from harena.azr.model import ModelConfig
+from harena.errors import SpecError
+
+RNG = np.random.default_rng(11)
+
+
+def half(raw: bytes) -> float:
+    return float(np.frombuffer(raw, dtype=np.float16)[0])
+
+
+def block(*halves: float, size: int) -> bytes:
+    """Scales first, random bytes after."""
+    head = np.array(halves, dtype=np.float16).tobytes()
+    return head + RNG.integers(0, 256, size - len(head), dtype=np.uint8).tobytes()
+
+
+def slow_q4_1(raw: bytes) -> list[float]:
+    d, m, q = half(raw[:2]), half(raw[2:4]), raw[4:]
+    return [d * (q[i] & 15) + m for i in range(16)] + [d * (q[i] >> 4) + m for i in range(16)]
+
+
+def slow_q8_0(raw: bytes) -> list[float]:
+    return [half(raw[:2]) * struct.unpack("b", raw[2 + i : 3 + i])[0] for i in range(32)]
+
+
+def slow_q4_k(raw: bytes) -> list[float]:
+    d, dmin, s, q = half(raw[:2]), half(raw[2:4]), raw[4:16], raw[16:]
+    out: list[float] = []
+    for j in range(8):
+        if j < 4:
+            scale, least = s[j] & 63, s[j + 4] & 63
+        else:
+            scale = (s[j + 4] & 15) | ((s[j - 4] >> 6) << 4)
+            least = (s[j + 4] >> 4) | ((s[j] >> 6) << 4)
+        part = q[32 * (j // 2) : 32 * (j // 2) + 32]
+        out += [d * scale * ((b >> 4) if j % 2 else (b & 15)) - dmin * least for b in part]
+    return out
+
+
+def slow_q6_k(raw: bytes) -> list[float]:
+    low, high, d = raw[:128], raw[128:192], half(raw[208:210])
+    scales = struct.unpack("16b", raw[192:208])
+    out = [0.0] * 256
+    for n in range(2):
+        for i in range(32):
+            h = high[32 * n + i]
+            four = [
+                (low[64 * n + i] & 15) | ((h & 3) << 4),
+                (low[64 * n + 32 + i] & 15) | (((h >> 2) & 3) << 4),
+                (low[64 * n + i] >> 4) | (((h >> 4) & 3) << 4),
+                (low[64 * n + 32 + i] >> 4) | (((h >> 6) & 3) << 4),
+            ]
+            for k, value in enumerate(four):
+                out[128 * n + 32 * k + i] = d * scales[8 * n + i // 16 + 2 * k] * (value - 32)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "slow", "make"),
+    [
+        (3, slow_q4_1, lambda: block(0.11, -0.7, size=20)),
+        (8, slow_q8_0, lambda: block(0.03, size=34)),
+        (12, slow_q4_k, lambda: block(0.01, 0.02, size=144)),
+        (14, slow_q6_k, lambda: block(size=208) + np.float16(0.004).tobytes()),
+    ],
+)
+def test_blocks_are_read_as_the_format_says(kind: int, slow: Any, make: Any) -> None:
+    form = gguf.FORMATS[kind]
+    blocks = [make() for _ in range(5)]
+    assert len(blocks[0]) == form.size
+    raw = np.frombuffer(b"".join(blocks), dtype=np.uint8).reshape(5, form.size)
+    wanted = np.array([slow(one) for one in blocks])
+    np.testing.assert_allclose(form.read(raw), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_is_read_as_the_format_says() -> None:
+    values = np.array([0.5, -3.25, 1e-3], dtype=np.float32)
+    assert gguf.FORMATS[1].read(values.astype(np.float16).view(np.uint8).reshape(3, 2)).ravel() == pytest.approx(
+        values, rel=1e-3
+    )
+    top = (values.view(np.uint32) >> 16).astype(np.uint16)
+    assert gguf.FORMATS[30].read(top.view(np.uint8).reshape(3, 2)).ravel() == pytest.approx(values, rel=1e-2)
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def pair(name: str, value: Any) -> bytes:
+    if isinstance(value, str):
+        return text(name) + struct.pack("<I", 8) + text(value)
+    if isinstance(value, float):
+        return text(name) + struct.pack("<If", 6, value)
+    if isinstance(value, list) and isinstance(value[0], str):
+        return text(name) + struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+    if isinstance(value, list):
+        return text(name) + struct.pack("<IIQ", 9, 5, len(value)) + struct.pack(f"<{len(value)}i", *value)
+    return text(name) + struct.pack("<II", 4, value)
+
+
+def write(path: Path, metadata: dict[str, Any], tensors: dict[str, np.ndarray[Any, Any]]) -> Path:
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    head += b"".join(pair(name, value) for name, value in metadata.items())
+    body = b""
+    for name, value in tensors.items():
+        head += text(name) + struct.pack("<I", value.ndim) + struct.pack(f"<{value.ndim}Q", *value.shape[::-1])
+        head += struct.pack("<IQ", 0, len(body))
+        body += value.astype(np.float32).tobytes() + b"\0" * (-value.nbytes % 32)
+    path.write_bytes(head + b"\0" * (-len(head) % 32) + body)
+    return path
+
+
+SHAPE = ModelConfig(vocab=6, width=16, layers=1, heads=4, kv_heads=2, head_dim=4, feed=8, qkv_bias=False, norm_eps=1e-5)
+TOKENS = ["a", "b", "ab", "Ġ", "<|endoftext|>", "c"]
+
+
+def small(path: Path, arch: str, *, twice: bool = False) -> tuple[Path, dict[str, np.ndarray[Any, Any]]]:
+    def draw(*shape: int) -> np.ndarray[Any, Any]:
+        return RNG.normal(size=shape).astype(np.float32)
+
+    hf = {
+        "model.embed_tokens.weight": draw(6, 16), "model.norm.weight": draw(16),
+        "model.layers.0.input_layernorm.weight": draw(16), "model.layers.0.post_attention_layernorm.weight": draw(16),
+        "model.layers.0.self_attn.q_proj.weight": draw(16, 16), "model.layers.0.self_attn.k_proj.weight": draw(8, 16),
+        "model.layers.0.self_attn.v_proj.weight": draw(8, 16), "model.layers.0.self_attn.o_proj.weight": draw(16, 16),
+        "model.layers.0.mlp.gate_proj.weight": draw(8, 16), "model.layers.0.mlp.up_proj.weight": draw(8, 16),
+        "model.layers.0.mlp.down_proj.weight": draw(16, 8),
+    }  # fmt: skip
+
+    def permuted(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+        return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+    stored = {"token_embd.weight": hf["model.embed_tokens.weight"], "output_norm.weight": hf["model.norm.weight"]}
+    if twice:
+        stored["output.weight"] = hf["model.embed_tokens.weight"]
+        stored["token_embd.weight"] = hf["model.embed_tokens.weight"] + 0.01 * draw(6, 16)
+    for theirs, ours in gguf._NAMES.items():
+        if theirs.endswith("bias"):
+            continue
+        value = hf[f"model.layers.0.{ours}"]
+        if arch == "llama" and theirs in ("attn_q.weight", "attn_k.weight"):
+            value = permuted(value, 4 if "q" in theirs else 2)
+        stored[f"blk.0.{theirs}"] = value
+    metadata = {
+        "general.architecture": arch, f"{arch}.block_count": 1, f"{arch}.embedding_length": 16, f"{arch}.attention.head_count": 4,
+        f"{arch}.attention.head_count_kv": 2, f"{arch}.feed_forward_length": 8, f"{arch}.rope.freq_base": 10000.0,
+        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS, "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.token_type": [1, 1, 1, 1, 3, 1],
+        "tokenizer.ggml.eos_token_id": 4,
+    }  # fmt: skip
+    return write(path, metadata, stored), hf
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_a_file_gives_the_weights_that_transformers_would_have(tmp_path: Path, arch: str) -> None:
+    path, hf = small(tmp_path / "m.gguf", arch)
+    file = gguf.GgufFile(path)
+    config = gguf.config_of(file)
+    assert (config.width, config.heads, config.kv_heads, config.tied) == (16, 4, 2, True)
+    found = gguf.hf_weights(file, config)
+    assert found.keys() == hf.keys()
+    for name, value in hf.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_an_embedding_stored_twice_is_tied_to_its_better_copy(tmp_path: Path) -> None:
+    path, hf = small(tmp_path / "m.gguf", "qwen2", twice=True)
+    file = gguf.GgufFile(path)
+    config = gguf.config_of(file)
+    assert config.tied
+    np.testing.assert_array_equal(
+        gguf.hf_weights(file, config)["model.embed_tokens.weight"], hf["model.embed_tokens.weight"]
+    )
+
+
+def test_a_model_and_its_tokenizer_load_from_one_file(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    path, hf = small(tmp_path / "m.gguf", "llama")
+    model, codec = weights.load(str(path))
+    assert codec.encode("ab c") == [2, 3, 5]
+    assert codec.decode([2, 3, 5]) == "ab c"
+    assert codec.eos == (4,)
+    np.testing.assert_array_equal(model.embed.weight.detach().numpy(), hf["model.embed_tokens.weight"])
+
+
+def test_broken_files_are_refused_with_a_reason(tmp_path: Path) -> None:
+    path, _ = small(tmp_path / "m.gguf", "llama")
+    data = path.read_bytes()
+    for name, broken, reason in (
+        ("magic", b"GGML" + data[4:], "not a GGUF"),
+        ("version", data[:4] + struct.pack("<I", 9) + data[8:], "version"),
+        ("head", data[:200], "ends too early|entries"),
+        ("claims", data[:16] + struct.pack("<Q", 1 << 60) + data[24:], "entries"),
+    ):
+        (tmp_path / name).write_bytes(broken)
+        with pytest.raises(SpecError, match=reason):
+            gguf.GgufFile(tmp_path / name)
+    (tmp_path / "short").write_bytes(data[:-400])
+    with pytest.raises(SpecError, match="beyond the end"):
+        gguf.hf_weights(gguf.GgufFile(tmp_path / "short"), SHAPE)
+
+
+def test_unknown_architectures_and_formats_are_refused(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "g.gguf", {"general.architecture": "gemma3"}, {"token_embd.weight": np.zeros((2, 2), np.float32)}
+    )
+    file = gguf.GgufFile(path)
+    with pytest.raises(SpecError, match="gemma3"):
+        gguf.config_of(file)
+    file.entries["odd"] = gguf.Entry((32,), 2, 0)
+    with pytest.raises(SpecError, match="type 2"):
+        file.tensor("odd")

@@ -1,0 +1,273 @@
+"""The loop with an engine that has no model, and real boxes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedEngine
+
+from harena.azr import checkpoint, config
+from harena.azr.checkpoint import Checkpoint
+from harena.azr.config import AdvantageConfig, Algorithm, Baseline, BufferConfig, Config, PromptConfig, RewardConfig
+from harena.azr.engine import Completion, OnDone, Request, Sampling, Update
+from harena.azr.loop import Iteration, Trainer
+from harena.azr.tasks import Answer, FormatError, Kind, Proposal, Role, Triplet
+from harena.azr.verify import Verifier
+from harena.errors import SpecError
+
+SMALL = Config(
+    batch=6,
+    rollouts=4,
+    seed_factor=2,
+    seed_rounds=3,
+    seed=11,
+    reward=RewardConfig(repeat=-0.5),
+    buffer=BufferConfig(references=2, capacity=40),
+)
+
+
+def trainer(verifier: Verifier, settings: Config = SMALL, **engine: Any) -> tuple[Trainer, ScriptedEngine]:
+    made = ScriptedEngine(**engine)
+    return Trainer(made, verifier, settings), made
+
+
+def bare(iteration: Iteration) -> dict[str, Any]:
+    """What does not depend on the clock."""
+    return {name: value for name, value in iteration.metrics.items() if name != "time"}
+
+
+def test_seeding_fills_the_buffers_without_learning(verifier: Verifier) -> None:
+    one, engine = trainer(verifier)
+    seen: list[int] = []
+    rounds = one.seed(lambda number, sizes: seen.append(sizes[Kind.DEDUCTION]))
+    assert 1 <= rounds <= 3
+    assert len(engine.calls) == len(seen) == rounds
+    assert len(one.buffers[Kind.DEDUCTION]) > 6
+    assert engine.steps == 0
+    assert {entry.step for entry in one.buffers[Kind.ABDUCTION]} == {0}
+
+
+def test_an_iteration_asks_the_engine_twice_and_learns_once(verifier: Verifier) -> None:
+    one, engine = trainer(verifier)
+    iteration = one.iterate()
+    assert (len(engine.calls), engine.steps) == (2, 1)
+    propose, solve = engine.calls
+    assert len(propose) == 3 * 6
+    assert all(request.n == 1 for request in propose)
+    assert len(solve) == 3 * 6, "a batch of each kind, filled from the buffer where proposals were short"
+    assert {request.n for request in solve} <= {1, 1 + 4}
+    assert len(engine.rollouts) == 6 * 6
+    counts = {
+        (role, kind): sum((one.role, one.kind) == (role, kind) for one in engine.rollouts)
+        for role in Role
+        for kind in Kind
+    }
+    assert set(counts.values()) == {6}
+    assert iteration.number == 1
+
+
+def test_rewards_follow_from_what_was_found(verifier: Verifier) -> None:
+    one, _ = trainer(verifier, dataclasses.replace(SMALL, batch=12))
+    iteration = one.iterate()
+    for proposed in iteration.proposed:
+        if isinstance(proposed.parsed, FormatError):
+            assert proposed.reward == -1
+        elif proposed.task is None or proposed.seen_before:
+            assert proposed.reward == -0.5
+        else:
+            assert proposed.share is not None
+            assert proposed.reward == (1 - proposed.share if 0 < proposed.share < 1 else 0)
+    for solved in iteration.solved:
+        assert solved.reward == (-1 if isinstance(solved.parsed, FormatError) else 1 if solved.right else -0.5)
+    measured = [proposed for proposed in iteration.proposed if proposed.share is not None]
+    assert measured
+    for proposed in measured:
+        samples = [solved.right for solved in iteration.solved if solved.question.origin is proposed and solved.sample]
+        assert len(samples) == 4
+        assert proposed.share == sum(samples) / 4
+
+
+def test_valid_proposals_enter_their_buffer_with_their_share(verifier: Verifier) -> None:
+    one, _ = trainer(verifier)
+    iteration = one.iterate()
+    new = [proposed for proposed in iteration.proposed if proposed.task is not None and not proposed.seen_before]
+    for proposed in new:
+        entries = {entry.task: entry for entry in one.buffers[proposed.kind]}
+        assert proposed.task in entries
+        assert entries[proposed.task].share == proposed.share
+        assert entries[proposed.task].step == 1
+
+
+def test_repeats_are_not_measured_under_the_guard_and_are_without_it(verifier: Verifier) -> None:
+    for guard, measured in ((-0.5, False), (None, True)):
+        one, _ = trainer(verifier, dataclasses.replace(SMALL, batch=10, reward=RewardConfig(repeat=guard)), bad=0.0)
+        repeats = [proposed for _ in range(3) for proposed in one.iterate().proposed if proposed.seen_before]
+        assert repeats
+        assert {proposed.share is not None for proposed in repeats} == {measured}
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another(verifier: Verifier) -> None:
+    runs: list[list[dict[str, Any]]] = []
+    for seed in (11, 11, 12):
+        one, _ = trainer(verifier, dataclasses.replace(SMALL, seed=seed))
+        one.seed()
+        runs.append([bare(one.iterate()) for _ in range(2)])
+    assert json.dumps(runs[0]) == json.dumps(runs[1]) != json.dumps(runs[2])
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.TRR, Algorithm.RAE])
+def test_a_resumed_run_goes_on_bit_for_bit(verifier: Verifier, tmp_path: Path, algorithm: Algorithm) -> None:
+    settings = dataclasses.replace(SMALL, advantage=AdvantageConfig(algorithm=algorithm))
+    one, engine = trainer(verifier, settings)
+    one.seed()
+    one.iterate()
+    place = checkpoint.save(
+        tmp_path,
+        Checkpoint(
+            step=one.number, state={"loop": one.state(), "config": config.as_dict(settings)}, learner=engine.state()
+        ),
+    )
+    straight = [json.dumps(bare(one.iterate())) for _ in range(2)]
+
+    found = checkpoint.load(place)
+    again, other = trainer(verifier, config.from_dict(found.state["config"]))
+    again.load(found.state["loop"])
+    other.load(found.learner)
+    assert [json.dumps(bare(again.iterate())) for _ in range(2)] == straight
+    assert again.state() == one.state()
+    assert other.state() == engine.state()
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("baseline", Baseline)
+def test_every_algorithm_gives_the_learner_advantages(
+    verifier: Verifier, algorithm: Algorithm, baseline: Baseline
+) -> None:
+    settings = dataclasses.replace(
+        SMALL,
+        batch=3,
+        advantage=AdvantageConfig(algorithm=algorithm, baseline=baseline),
+        learn_rollouts=algorithm is Algorithm.HIERARCHICAL,
+        update=Update(value=0.5),
+    )
+    one, engine = trainer(verifier, settings, values=algorithm is Algorithm.PPO)
+    one.iterate()
+    for rollout in engine.rollouts:
+        tokens = len(rollout.completion.ids)
+        if algorithm is Algorithm.PPO:
+            assert isinstance(rollout.advantage, tuple)
+            assert len(rollout.advantage) == len(rollout.returns) == tokens
+        else:
+            assert isinstance(rollout.advantage, float)
+            assert rollout.returns == ()
+    assert any(rollout.advantage for rollout in engine.rollouts)
+
+
+def test_ppo_without_a_value_head_is_refused(verifier: Verifier) -> None:
+    one, _ = trainer(
+        verifier,
+        dataclasses.replace(SMALL, advantage=AdvantageConfig(algorithm=Algorithm.PPO), update=Update(value=0.5)),
+    )
+    with pytest.raises(SpecError, match="value head"):
+        one.iterate()
+
+
+def test_a_frozen_proposer_is_not_learnt_from(verifier: Verifier) -> None:
+    one, engine = trainer(verifier, dataclasses.replace(SMALL, train_proposer=False))
+    one.iterate()
+    assert {rollout.role for rollout in engine.rollouts} == {Role.SOLVE}
+    assert len(engine.rollouts) == 3 * 6
+
+
+def test_one_kind_alone_can_be_trained(verifier: Verifier) -> None:
+    one, engine = trainer(verifier, dataclasses.replace(SMALL, kinds=(Kind.ABDUCTION,)))
+    one.seed()
+    iteration = one.iterate()
+    assert {rollout.kind for rollout in engine.rollouts} == {Kind.ABDUCTION}
+    assert set(iteration.metrics["propose"]) == {"abduction"}
+
+
+def test_a_completion_that_was_cut_short_is_a_format_error(verifier: Verifier) -> None:
+    one, _ = trainer(verifier, dataclasses.replace(SMALL, prompt=PromptConfig(propose_tokens=5, solve_tokens=3)))
+    iteration = one.iterate()
+    assert all(isinstance(proposed.parsed, FormatError) for proposed in iteration.proposed)
+    assert {proposed.reward for proposed in iteration.proposed} == {-1}
+    assert iteration.metrics["propose"]["deduction"]["cut_short"] == 1
+    assert iteration.metrics["propose"]["deduction"]["valid"] == 0
+
+
+def test_metrics_have_what_a_reader_needs(verifier: Verifier) -> None:
+    one, _ = trainer(verifier)
+    found = one.iterate().metrics
+    for role in ("propose", "solve"):
+        for kind in Kind:
+            numbers = found[role][str(kind)]
+            assert {"count", "reward", "length", "entropy", "format_errors", "cut_short", "verdicts"} <= set(numbers)
+            assert sum(numbers["verdicts"].values()) <= numbers["count"]
+    assert {"unique", "distance", "input_types", "output_types"} <= set(found["diversity"])
+    assert set(found["buffer"]) == {"deduction", "abduction", "induction"}
+    assert {"propose", "wait_validate", "solve", "wait_grade", "reward", "update", "total"} <= set(found["time"])
+    assert found["update"]["loss"] != 0
+    json.dumps(found, allow_nan=True)
+
+
+class Hostile(ScriptedEngine):
+    """Writes what models write on a bad day."""
+
+    TEXTS = (
+        "",
+        "\0",
+        "f(",
+        "def f(x):\n    while True: pass\nf(1)",
+        "import os\ndef f(x):\n    os._exit(1)\nf(1)",
+        "(" * 3000,
+        "def f(x):\n    return x\nf(\ud800)",
+        "🙂)",
+    )
+
+    def generate(
+        self, requests: list[Request], sampling: Sampling, on_done: OnDone | None = None
+    ) -> list[list[Completion]]:
+        found = []
+        for index, request in enumerate(requests):
+            text = self.TEXTS[index % len(self.TEXTS)]
+            one = Completion(prompt_ids=(1,), ids=(2, 3), logprobs=(-1.0, -1.0), text=text, finished=True)
+            found.append([one] * request.n)
+            if on_done is not None:
+                on_done(index, found[-1])
+        return found
+
+
+def test_whatever_a_model_writes_an_iteration_goes_through(verifier: Verifier) -> None:
+    engine = Hostile()
+    one = Trainer(engine, verifier, dataclasses.replace(SMALL, batch=8))
+    iteration = one.iterate()
+    assert not any(solved.right for solved in iteration.solved)
+    assert not any(proposed.task for proposed in iteration.proposed)
+    assert len(engine.rollouts) == 6 * 8
+
+
+def test_parsed_things_are_what_they_say(verifier: Verifier) -> None:
+    one, _ = trainer(verifier)
+    iteration = one.iterate()
+    assert all(isinstance(proposed.parsed, Proposal | FormatError) for proposed in iteration.proposed)
+    assert all(isinstance(solved.parsed, Answer | FormatError) for solved in iteration.solved)
+    assert all(isinstance(reference, Triplet) for proposed in iteration.proposed for reference in proposed.references)
+
+
+class Mute(ScriptedEngine):
+    """Does not say when a request is done, as an engine may that gets all at once."""
+
+    def generate(
+        self, requests: list[Request], sampling: Sampling, on_done: OnDone | None = None
+    ) -> list[list[Completion]]:
+        return super().generate(requests, sampling)
+
+
+def test_an_engine_need_not_say_when_a_request_is_done(verifier: Verifier) -> None:
+    loud, mute = (Trainer(make(), verifier, SMALL) for make in (ScriptedEngine, Mute))
+    assert json.dumps(bare(loud.iterate())) == json.dumps(bare(mute.iterate()))

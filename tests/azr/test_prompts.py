@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from harena.azr import prompts
+from harena.azr.prompts import COMPACT, PAPER
+from harena.azr.tasks import Answer, FormatError, InductionTask, Kind, Proposal, Role, Triplet
+from harena.errors import SpecError
+
+TASK = Triplet(program="def f(x, s):\n    y = x + 1\n    return s * y", input="1, 'ab'", output="'abab'")
+PAIRS = tuple((f"{n}, 'a'", repr("a" * (n + 1))) for n in range(6))
+INDUCTION = InductionTask(program=TASK.program, message="Repeats.", pairs=PAIRS)
+
+
+def task_of(kind: Kind) -> Triplet | InductionTask:
+    return INDUCTION if kind is Kind.INDUCTION else TASK
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_what_a_document_answers_is_what_is_read(kind: Kind) -> None:
+    prompt, completion = prompts.document(Role.SOLVE, kind, task_of(kind))
+    assert prompt == prompts.render_solve(kind, task_of(kind))
+    wanted = {Kind.DEDUCTION: TASK.output, Kind.ABDUCTION: TASK.input, Kind.INDUCTION: TASK.program}[kind]
+    assert prompts.parse_solve(kind, completion) == Answer(kind=kind, text=wanted)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_what_a_document_proposes_is_what_is_read(kind: Kind) -> None:
+    prompt, completion = prompts.document(Role.PROPOSE, kind, task_of(kind))
+    assert prompt.startswith(f"# propose {kind}\n\n")
+    found = prompts.parse_propose(kind, completion, reference=TASK)
+    inputs = tuple(given for given, _ in PAIRS) if kind is Kind.INDUCTION else (TASK.input,)
+    message = "Repeats." if kind is Kind.INDUCTION else ""
+    assert found == Proposal(kind=kind, program=TASK.program, inputs=inputs, message=message)
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("kind", Kind)
+def test_every_document_ends_once_and_at_its_end(role: Role, kind: Kind) -> None:
+    _, completion = prompts.document(role, kind, task_of(kind))
+    assert completion.index(prompts.END) == len(completion) - len(prompts.END)
+    assert COMPACT.stop == (prompts.END,)
+
+
+def test_a_solver_does_not_see_what_is_asked_for() -> None:
+    for profile in (COMPACT, PAPER):
+        induction = prompts.render_solve(Kind.INDUCTION, INDUCTION, profile=profile)
+        assert TASK.program not in induction
+        for given, out in INDUCTION.hidden:
+            assert f"({given})" not in induction
+            assert out not in induction
+        assert TASK.output not in prompts.render_solve(Kind.DEDUCTION, TASK, profile=profile)
+        assert TASK.input not in prompts.render_solve(Kind.ABDUCTION, TASK, profile=profile)
+
+
+def test_shots_come_before_the_question() -> None:
+    profile = dataclasses.replace(COMPACT, shots=3)
+    for kind in Kind:
+        question = prompts.render_solve(kind, task_of(kind))
+        with_shots = prompts.render_solve(kind, task_of(kind), profile=profile)
+        assert with_shots.endswith(prompts.END + question)
+        assert with_shots.count(prompts.END) == 3
+    assert prompts.render_propose(Kind.INDUCTION, [TASK], profile=profile).count(prompts.END) == 4
+
+
+def test_references_are_shown_in_order() -> None:
+    for profile in (COMPACT, PAPER):
+        text = prompts.render_propose(Kind.ABDUCTION, [TASK, prompts.SHOTS[1]], profile=profile)
+        assert text.index(TASK.program) < text.index(prompts.SHOTS[1].program)
+
+
+def test_a_program_may_hold_what_looks_like_a_format() -> None:
+    task = dataclasses.replace(TASK, program="def f(x):\n    return '{question}{0}' + \"{}\"", output="'{x}'")
+    for profile in (COMPACT, PAPER):
+        assert "{question}{0}" in prompts.render_propose(Kind.DEDUCTION, [task], profile=profile)
+        assert "{question}{0}" in prompts.render_solve(Kind.ABDUCTION, task, profile=profile)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Kind.DEDUCTION, ""),
+        (Kind.DEDUCTION, "x"),
+        (Kind.DEDUCTION, "4 5"),
+        (Kind.ABDUCTION, "3"),
+        (Kind.ABDUCTION, "1) or (True)"),
+        (Kind.ABDUCTION, "x)"),
+        (Kind.INDUCTION, ""),
+        (Kind.INDUCTION, "def f(x) return"),
+    ],
+)
+def test_a_bad_answer_is_a_format_error(kind: Kind, text: str) -> None:
+    assert isinstance(prompts.parse_solve(kind, text), FormatError)
+
+
+@pytest.mark.parametrize("text", ["", "f(1)", "def f(x):\n    return x", "def f(x):\n    return x\nf(1", "x\ny"])
+def test_a_bad_proposal_is_a_format_error(text: str) -> None:
+    assert isinstance(prompts.parse_propose(Kind.DEDUCTION, text), FormatError)
+
+
+def test_the_number_of_inputs_counts() -> None:
+    for count, good in ((5, False), (6, True), (7, False)):
+        text = "\n".join(f"f({n})" for n in range(count))
+        assert isinstance(prompts.parse_propose(Kind.INDUCTION, text, reference=TASK), Proposal) == good
+
+
+THINKING = "It adds.</think>\n<answer>"
+
+
+def test_the_papers_answers_are_read() -> None:
+    parse = prompts.parse_solve
+    assert parse(Kind.DEDUCTION, f"{THINKING}```output\n4\n```", profile=PAPER) == Answer(kind=Kind.DEDUCTION, text="4")
+    assert parse(Kind.DEDUCTION, f"<think>{THINKING}```output\n4\n```</answer>", profile=PAPER) == Answer(
+        kind=Kind.DEDUCTION, text="4"
+    )
+    assert parse(Kind.ABDUCTION, f"{THINKING}so:\n```input\n[1], 'a'\n```\n", profile=PAPER) == Answer(
+        kind=Kind.ABDUCTION, text="[1], 'a'"
+    )
+    program = "import math\n\ndef f(x):\n    return x"
+    assert parse(Kind.INDUCTION, f"{THINKING}```python\n{program}\n```", profile=PAPER) == Answer(
+        kind=Kind.INDUCTION, text=program
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["```output\n4\n```", "hm<answer>```output\n4\n```", f"{THINKING}4", f"{THINKING}```input\n4\n```", f"{THINKING}```output\n4",
+     f"{THINKING}```output\n4\n```</answer> and more", f"{THINKING}<answer>```output\n4\n```"],
+)  # fmt: skip
+def test_the_papers_form_is_asked_for_strictly(text: str) -> None:
+    assert isinstance(prompts.parse_solve(Kind.DEDUCTION, text, profile=PAPER), FormatError)
+
+
+def test_the_papers_proposals_are_read() -> None:
+    text = f"{THINKING}```python\ndef f(x):\n    return x\n```\n```input\n1, 2\n```"
+    assert prompts.parse_propose(Kind.DEDUCTION, text, profile=PAPER) == Proposal(
+        kind=Kind.DEDUCTION, program="def f(x):\n    return x", inputs=("1, 2",)
+    )
+    many = "\n".join(f"```input\n{n}\n```" for n in range(10))
+    found = prompts.parse_propose(
+        Kind.INDUCTION, f"{THINKING}{many}\n```message\nLook at\nthe sum.\n```", profile=PAPER, reference=TASK
+    )
+    assert isinstance(found, Proposal)
+    assert (len(found.inputs), found.message) == (10, "Look at the sum.")
+
+
+def test_wrong_use_is_refused() -> None:
+    for call in (
+        lambda: prompts.render_propose(Kind.DEDUCTION, []),
+        lambda: prompts.render_solve(Kind.INDUCTION, TASK),
+        lambda: prompts.parse_propose(Kind.INDUCTION, "f(1)"),
+        lambda: prompts.document(Role.SOLVE, Kind.DEDUCTION, TASK, profile=PAPER),
+        lambda: dataclasses.replace(COMPACT, shots=99),
+        lambda: dataclasses.replace(COMPACT, name="other"),
+    ):
+        with pytest.raises(SpecError):
+            call()
