@@ -1,13 +1,15 @@
 """Measures Harena and its peers in one run on one machine and writes docs/benchmarks.md and the table in README.md.
 
-make bench                       everything, about ten minutes; peers are installed by benchmarks/setup_peers.sh
-make bench ARGS=--quick          a look, in about two minutes; writes nothing
+make bench                       everything, about 15 minutes; peers are installed by benchmarks/setup_peers.sh
+make bench ARGS="--only arena"   one section of docs/benchmarks.md: sandbox, matches, arena or azr
+make bench ARGS=--quick          a look, in about four minutes; writes nothing
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -184,44 +186,81 @@ def machine() -> str:
     )
 
 
+ARENA = (
+    "A real `harena up` in a process of its own, over HTTP and in Chromium. The bare route answers the same JSON from a "
+    "FastAPI app on uvicorn; both are read by the same 16 connections in turns. The ladder is simulated, its pairing, "
+    "ratings and board are the real ones."
+)
+AZR = (
+    "Validations and gradings of small programs on all cores of this machine, beside the same calls in a pool of processes "
+    "without isolation. What was measured on a GPU is in docs/azr.md."
+)
+MATCHES = (
+    "Agents are Python, each in a box of its own; every move is behind its clock and every game is recorded. Series keep the "
+    "agents' processes between games (docs/adr/0007). kaggle isolated: its agents behind its own HTTP servers; pettingzoo raw: "
+    "connect_four_v3.env() with sampled actions, no agents."
+)
+PEERS_NOTE = (
+    "bubblewrap, crun, runc, Docker and sandlock isolate; multiprocessing and pebble (as the Absolute Zero authors use it) do "
+    "not; pydantic-monty runs a subset of Python. warm python is a fork for multiprocessing, a reused worker for pebble, an exec "
+    "in a running container for the others."
+)
+HEAD = (
+    "# Benchmarks\n\nWritten by `make bench` (benchmarks/run.py), each section with the machine and the day it was measured on; "
+    "Harena and its peers in one run. Medians; trust the ratios more than the figures.\n"
+)
+
+
+def sandbox_section(quick: bool, peer_names: list[str]) -> str:
+    executable = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    rows = bench.measure(quick=quick, say=lambda text: print(text, file=sys.stderr, flush=True))
+    measured = peers.measure(peer_names, quick, python=str(executable))
+    return (
+        f"{own_table(rows)}\n\n### Against its peers\n\n{ratios(rows, measured)}\n\n### Peers\n\n{peer_table(measured)}\n\n"
+        f"{PEERS_NOTE}"
+    )
+
+
+def arena_section(quick: bool) -> str:
+    return f"{own_table(importlib.import_module('arena').measure(quick))}\n\n{ARENA}"
+
+
+def azr_section(quick: bool) -> str:
+    measure = importlib.import_module("azr_executor").measure
+    rows = measure(quick=quick, model="default", say=lambda text: print(text, file=sys.stderr, flush=True))
+    return f"{own_table(rows)}\n\n{AZR}"
+
+
+def replaced(text: str, title: str, body: str) -> str:
+    """The document with this section in place of the one of that title, or at its end."""
+    head, *sections = ("\n" + text).split("\n## ")
+    kept = {section.partition("\n")[0]: section.partition("\n")[2].strip("\n") for section in sections}
+    kept[title] = body
+    parts = [head.strip("\n"), *(f"## {name}\n\n{content}" for name, content in kept.items())]
+    return "\n\n".join(parts) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="sandbox,matches,arena,azr")
     parser.add_argument("--peers", default=",".join(PEERS))
-    parser.add_argument("--json", default=None)
     args = parser.parse_args()
-    about = machine()
-    executable = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
-    rows = bench.measure(quick=args.quick, say=lambda text: print(text, file=sys.stderr, flush=True))
-    print(bench.table(rows))
-    measured = peers.measure([name for name in args.peers.split(",") if name], args.quick, python=str(executable))
-    print(peer_table(measured))
-    against = ratios(rows, measured)
-    print(against)
-    matches = match_section(args.quick)
-    print(matches)
-    if args.json:
-        Path(args.json).write_text(
-            json.dumps({"machine": about, "harena": [bench.asdict(row) for row in rows], "peers": measured}, indent=1)
-        )
-    if args.quick:
-        return 0
-    text = (
-        "# Benchmarks\n\nWritten by `make bench` (benchmarks/run.py); Harena and its peers in one run on one machine. "
-        "Medians; trust the ratios more than the figures.\n\n"
-        f"{about}\n\n## Harena\n\n{own_table(rows)}\n\n## Against its peers\n\n{against}\n\n## Peers\n\n{peer_table(measured)}\n\n"
-        "bubblewrap, crun, runc, Docker and sandlock isolate; multiprocessing and pebble (as the Absolute Zero authors use it) do not; "
-        "pydantic-monty runs a subset of Python. warm python is a fork for multiprocessing, a reused worker for pebble, an exec in a "
-        "running container for the others.\n\n"
-        f"## Matches\n\n{matches}\n\nAgents are Python, each in a box of its own; every move is behind its clock and every game is "
-        "recorded. Series keep the agents' processes between games (docs/adr/0007). kaggle isolated: its agents behind its own HTTP "
-        "servers; pettingzoo raw: connect_four_v3.env() with sampled actions, no agents.\n"
-    )
-    (ROOT / "docs" / "benchmarks.md").write_text(text)
-    readme = ROOT / "README.md"
-    head, _, rest = readme.read_text().partition("<!-- numbers -->")
-    tail = rest[rest.index("\nReproduce with") :]
-    readme.write_text(f"{head}<!-- numbers -->\n\n{about}\n\n{own_table(rows)}\n\n{matches}\n{tail}")
+    names = [name for name in args.peers.split(",") if name]
+    sections: dict[str, tuple[str, Callable[[], str]]] = {
+        "sandbox": ("Sandbox", lambda: sandbox_section(args.quick, names)),
+        "matches": ("Matches", lambda: f"{match_section(args.quick)}\n\n{MATCHES}"),
+        "arena": ("Arena", lambda: arena_section(args.quick)),
+        "azr": ("Absolute Zero", lambda: azr_section(args.quick)),
+    }
+    for name in args.only.split(","):
+        title, measure = sections[name]
+        body = f"{machine()}\n\n{measure()}"
+        print(f"\n## {title}\n\n{body}", flush=True)
+        if not args.quick:
+            document = ROOT / "docs" / "benchmarks.md"
+            text = document.read_text() if document.exists() else HEAD
+            document.write_text(replaced(text, title, body))
     return 0
 
 

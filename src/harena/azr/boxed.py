@@ -76,7 +76,7 @@ def run(program: str, calls: list[str], max_chars: int) -> tuple[str, Any]:
         function = names["f"]
         outputs: list[str] = []
         for call in calls:
-            arguments = eval("(" + call + ",)", {})  # noqa: S307
+            arguments = eval("(" + call + ",)", {}) if call else ()  # noqa: S307
             value = function(*arguments)
             outputs.append(show(value, [max_chars]))
         return "ok", outputs
