@@ -62,7 +62,9 @@ uvicorn.run(app, port=int(sys.argv[2]), log_level="error", access_log=False)
 @contextlib.contextmanager
 def serving(folder: Path, *options: str) -> Generator[str]:
     """The URL of an arena that has just started."""
-    command = [sys.executable, "-m", "harena.cli", "up", "--port", "0", "--ui-port", "off", "--grpc-port", "off"]
+    command = [sys.executable, "-m", "harena.cli", "up", "--port", "0"]
+    for port in ("--ui-port", "--grpc-port", "--metrics-port"):
+        command += [port, "off"]
     process = subprocess.Popen(
         [*command, "--data", str(folder), *options],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "LOG_LEVEL": "WARNING"},

@@ -28,7 +28,7 @@ HARENA = [sys.executable, "-m", "harena.cli"]
 class Up:
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
-        ports = ["--port", "0", "--ui-port", "0", "--grpc-port", "0"]
+        ports = ["--port", "0", "--ui-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
         self.process = subprocess.Popen(
             [*HARENA, "up", *ports, "--data", str(folder), *options],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -40,7 +40,7 @@ class Up:
             if "Ctrl-C" in line:
                 break
         found = re.findall(r"127\.0\.0\.1:(\d+)", self.said)
-        self.port, self.ui_port, self.grpc_port = map(int, found)
+        self.port, self.ui_port, self.grpc_port, self.metrics_port = map(int, found)
 
     def get(self, path: str, port: int | None = None) -> object:
         with urllib.request.urlopen(f"http://127.0.0.1:{port or self.port}{path}", timeout=20) as answer:
@@ -100,6 +100,9 @@ def test_the_first_thing_a_newcomer_sees_is_a_board_and_a_match_and_the_next_sta
     with grpc.insecure_channel(f"127.0.0.1:{first.grpc_port}") as channel:
         answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    counters = first.get("/metrics", first.metrics_port)
+    assert b'evaluation_completed_total{env_id="CartPole-v1"} 5.0' in counters
+    assert b"evaluation_completed_total" in first.get("/metrics")
     assert stat.S_IMODE((first.folder / "host.key").stat().st_mode) == 0o600
     assert stat.S_IMODE(first.folder.stat().st_mode) == 0o700
     assert first.stop() == 0
@@ -119,7 +122,9 @@ def test_an_empty_arena_starts_empty_and_its_host_has_a_key(up):
     with urllib.request.urlopen(request, timeout=20) as answer:
         me = json.load(answer)
     assert (me["owner"], me["scopes"]) == ("host", ["admin"])
-    code, said = refused("--port", "0", "--ui-port", "off", "--grpc-port", "off", "--data", str(one.folder))
+    code, said = refused(
+        "--port", "0", "--ui-port", "off", "--grpc-port", "off", "--metrics-port", "off", "--data", str(one.folder)
+    )
     assert code == 2
     assert str(one.process.pid) in said  # who has the folder
     assert one.stop() == 0
@@ -133,7 +138,9 @@ def test_a_port_that_is_taken_is_named_with_its_option(tmp_path):
         for option in ("--port", "--ui-port"):
             others = {"--port": "0", "--ui-port": "off"} | {option: port}
             words = [word for pair in others.items() for word in pair]
-            code, said = refused(*words, "--grpc-port", "off", "--data", str(tmp_path / "data"))
+            code, said = refused(
+                *words, "--grpc-port", "off", "--metrics-port", "off", "--data", str(tmp_path / "data")
+            )
             assert code == 2
             assert port in said
             assert option in said
@@ -149,7 +156,8 @@ def test_nobody_submits_without_a_key_over_the_network(up):
     )
     with pytest.raises(urllib.error.HTTPError) as error:
         urllib.request.urlopen(request, timeout=20)
-    assert error.value.code == 401
+    with error.value:
+        assert error.value.code == 401
     assert one.get("/v1")["anonymous_submit"] is False
 
 

@@ -10,7 +10,7 @@ from harena.azr.executor import Bounds
 from harena.azr.verify import Settings, Verifier
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def verifier() -> Iterator[Verifier]:
     with Verifier(settings=Settings(bounds=Bounds(wall_s=0.8, memory_mb=128, max_chars=500))) as made:
         yield made

@@ -38,6 +38,9 @@ def fill(name: str, command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--grpc-port", type=_port_or_off, default=50051, metavar="N", help="of the executor; or off (50051)"
     )
+    command.add_argument(
+        "--metrics-port", type=_port_or_off, default=9100, metavar="N", help="of the workers' counters; or off (9100)"
+    )
     command.add_argument("--data", type=Path, metavar="DIR", help="where everything is kept ($HARENA_DATA)")
     command.add_argument("--no-demo", dest="demo", action="store_false", help="start empty, without the examples")
     command.add_argument(
@@ -63,8 +66,9 @@ def _up(args: argparse.Namespace) -> int:
     return server.up(
         server.Options(
             host=args.host, port=args.port, ui_port=args.ui_port, grpc_port=args.grpc_port,
-            data=args.data or default_data(), demo=args.demo, anonymous_submit=args.anonymous,
-            allowed_hosts=tuple(args.allow_host), proxy=args.proxy, json_logs=args.json_logs,
+            metrics_port=args.metrics_port, data=args.data or default_data(), demo=args.demo,
+            anonymous_submit=args.anonymous, allowed_hosts=tuple(args.allow_host), proxy=args.proxy,
+            json_logs=args.json_logs,
         )
     )  # fmt: skip
 

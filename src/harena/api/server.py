@@ -24,6 +24,7 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import uvicorn
+from prometheus_client import CollectorRegistry, start_http_server
 
 from harena.api.app import create_app
 from harena.arena import demo
@@ -61,6 +62,8 @@ class Options:
     ui_port: int | None = 7860
     """The page and the API too, where people look for it; None: not."""
     grpc_port: int | None = 50051
+    metrics_port: int | None = 9100
+    """The workers' counters, where Prometheus looks for a worker's; the API has them at /metrics too."""
     data: Path
     demo: bool = True
     anonymous_submit: bool | None = None
@@ -96,9 +99,15 @@ def up(options: Options) -> int:
             log.info("loaded the demonstration: %d environments", len(demo.EXHIBITS))
         grpc_port = _start_executor(stack, arena, options)
         app = create_app(arena, allowed_hosts=options.allowed_hosts, loopback=local)
+        metrics_port = _serve_metrics(stack, app.state.api.metrics.registry, options)
         arena.start()
         sockets = [web] if page is None else [web, page]
-        ports = {"port": _port(web), "ui_port": page and _port(page), "grpc_port": grpc_port}
+        ports = {
+            "port": _port(web),
+            "ui_port": page and _port(page),
+            "grpc_port": grpc_port,
+            "metrics_port": metrics_port,
+        }
         return _serve(
             app, sockets, options.proxy, lambda: _ready(options, settings, ports, anonymous=anonymous, first=first)
         )
@@ -179,6 +188,21 @@ def _start_executor(stack: contextlib.ExitStack, arena: Arena, options: Options)
     return running.port
 
 
+def _serve_metrics(stack: contextlib.ExitStack, registry: CollectorRegistry, options: Options) -> int | None:
+    if options.metrics_port is None:
+        return None
+    try:
+        served, thread = start_http_server(options.metrics_port, options.host, registry)
+    except OSError as error:
+        # Others use this port by default, too; the same numbers are at /metrics.
+        log.warning("no metrics on port %d: %s; see --metrics-port", options.metrics_port, error.strerror)
+        return None
+    stack.callback(thread.join)
+    stack.callback(served.server_close)
+    stack.callback(served.shutdown)
+    return served.server_port
+
+
 def _make_host_key(arena: Arena, data: Path) -> bool:
     """On the first start. Whoever can read the folder is its host."""
     file = data / HOST_KEY
@@ -203,6 +227,7 @@ def _ready(
         f"  page and API   http://{shown}:{ports['port']}    (API: /docs)",
         f"  page           http://{shown}:{ports['ui_port']}" if ports["ui_port"] else "",
         f"  gRPC executor  {shown}:{ports['grpc_port']}" if ports["grpc_port"] else "",
+        f"  metrics        http://{shown}:{ports['metrics_port']}" if ports["metrics_port"] else "",
         f"  data           {settings.data}",
         f"  host's key     {settings.data / HOST_KEY}    (log in with it at /login)" if first else "",
         "  anybody on this machine may submit without a key; nobody else can reach it" if anonymous else
