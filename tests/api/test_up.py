@@ -169,3 +169,22 @@ def test_bad_options_are_refused_in_words(tmp_path):
     code, said = refused("--data", str(tmp_path / "data"), "--port", "0", LOG_LEVEL="LOUD")
     assert (code, "LOG_LEVEL" in said) == (2, True)
     assert not (tmp_path / "data").exists()
+
+
+def test_json_logs_have_the_ids_of_requests_and_jobs(tmp_path):
+    process = subprocess.Popen(
+        [*HARENA, "up", "--port", "0", "--ui-port", "off", "--grpc-port", "off", "--metrics-port", "off", "--json-logs",
+         "--no-demo", "--data", str(tmp_path / "data")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        port = next(re.search(r"127\.0\.0\.1:(\d+)", line)[1] for line in process.stdout if "127.0.0.1:" in line)
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/health", headers={"X-Request-Id": "my-request-1"})
+        urllib.request.urlopen(request, timeout=20).close()
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=40)
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    (line,) = [line for line in lines if line["logger"] == "harena.api.access"]
+    assert (line["request_id"], line["path"], line["status"]) == ("my-request-1", "/health", 200)

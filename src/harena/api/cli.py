@@ -52,7 +52,7 @@ def fill(name: str, command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--proxy", default="", metavar="ADDRESS", help="of a proxy whose X-Forwarded-For and -Proto are believed"
     )
-    command.add_argument("--json-logs", action="store_true", help="one JSON object a line")
+    command.add_argument("--json-logs", action="store_true", help="log every request and job, one JSON object a line")
     command.set_defaults(action=_up)
 
 

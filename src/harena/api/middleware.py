@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -196,7 +195,7 @@ class Gate:
                 "status": exchange.status, "ms": round(took_s * 1000, 3), "client": scope["state"].get("address", ""),
                 "owner": scope["state"].get("owner"),
             }  # fmt: skip
-            ACCESS.info("%s", msgspec.json.encode(line | ({"cut": True} if exchange.failed else {})).decode())
+            ACCESS.info("request", extra=line | ({"cut": True} if exchange.failed else {}))
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})

@@ -269,13 +269,14 @@ class _JsonLines(logging.Formatter):
 
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        more = " ".join(f"{name}={value!s:.200}" for name, value in _extra(record).items())
+        more = " ".join(f"{name}={value!r:.200}" for name, value in _extra(record).items())
         text = super().format(record)
         return f"{text} [{more}]" if more else text
 
 
 def _set_up_logs(*, json_logs: bool) -> None:
-    level = os.environ.get("LOG_LEVEL", "INFO").upper()
+    # On a terminal every job and request would bury the lines that a person reads.
+    level = (os.environ.get("LOG_LEVEL") or ("INFO" if json_logs else "WARNING")).upper()
     if level not in logging.getLevelNamesMapping():
         raise SpecError(f"LOG_LEVEL={level}: one of DEBUG, INFO, WARNING, ERROR")
     handler = logging.StreamHandler()
