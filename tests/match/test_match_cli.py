@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from harena import cli
+from harena import cli, terminal
 from harena.match import cli as match_cli
-from harena.match import cli_match, cli_replay, terminal
+from harena.match import cli_match, cli_replay
 
 COMMAND = [sys.executable, "-m", "harena.cli"]
 Capture = pytest.CaptureFixture[str]

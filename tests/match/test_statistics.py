@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from harena.match import statistics
-from harena.match.statistics import Game, Interval, bootstrap, compare, paired_difference, t_interval, wilson
+from harena import statistics
+from harena.statistics import Game, Interval, bootstrap, compare, paired_difference, t_interval, wilson
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ installs it.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
+from harena.arena.cli import default_data
 from harena.errors import BackendUnavailable
 
 EPILOG = """\
@@ -71,11 +71,6 @@ def _up(args: argparse.Namespace) -> int:
             json_logs=args.json_logs,
         )
     )  # fmt: skip
-
-
-def default_data() -> Path:
-    given = os.environ.get("HARENA_DATA")
-    return Path(given) if given else Path.home() / ".local" / "share" / "harena"
 
 
 def _port(text: str) -> int:

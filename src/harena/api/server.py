@@ -8,7 +8,6 @@ was. Submissions without a key are taken on loopback only.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import logging
 import os
@@ -32,6 +31,8 @@ from harena.arena.arena import Arena
 from harena.arena.models import Scope
 from harena.arena.settings import Settings
 from harena.errors import SpecError
+from harena.match.executor import config as executor_config
+from harena.match.executor import server as executor_server
 
 HOST_KEY = "host.key"
 HOST = "host"
@@ -79,7 +80,7 @@ class Options:
 def up(options: Options) -> int:
     """Serves until it is told to stop."""
     _set_up_logs(json_logs=options.json_logs)
-    local = is_loopback(options.host)
+    local = executor_config.is_loopback(options.host)
     anonymous = local if options.anonymous_submit is None else options.anonymous_submit
     if anonymous and not local:
         raise SpecError(
@@ -111,13 +112,6 @@ def up(options: Options) -> int:
         return _serve(
             app, sockets, options.proxy, lambda: _ready(options, settings, ports, anonymous=anonymous, first=first)
         )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _serve(app: Any, sockets: Sequence[socket.socket], proxy: str, ready: Callable[[], None]) -> int:
@@ -177,12 +171,10 @@ def _port(listener: socket.socket) -> int:
 def _start_executor(stack: contextlib.ExitStack, arena: Arena, options: Options) -> int | None:
     if options.grpc_port is None:
         return None
-    from harena.match.executor import config, server
-
-    settings = config.override(config.load(None), host=options.host, port=options.grpc_port)
+    settings = executor_config.override(executor_config.load(None), host=options.host, port=options.grpc_port)
     try:
-        running = server.start(settings, runner=arena.runner)
-    except config.ConfigError as error:
+        running = executor_server.start(settings, runner=arena.runner)
+    except executor_config.ConfigError as error:
         raise PortInUse(f"gRPC: {error}; choose another port with --grpc-port") from None
     stack.callback(running.stop)
     return running.port

@@ -6,7 +6,6 @@ and checks also work while an arena serves the folder.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -14,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harena.command import UNAVAILABLE, USAGE, Action, guarded, print_json
 from harena.errors import BackendUnavailable, HarenaError, SpecError
+from harena.terminal import safe, table
 
 if TYPE_CHECKING:
     from harena.arena.accounts import Key
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from harena.arena.store import Store
     from harena.arena.verify import Finding
 
-OK, NO, USAGE, UNAVAILABLE = 0, 1, 2, 3
+OK, NO = 0, 1
 COMMANDS = {
     "arena": "check results of an arena by playing them again",
     "ratings": "rebuild an arena's ratings from its match log",
@@ -31,7 +32,7 @@ COMMANDS = {
 DATA = "HARENA_DATA"
 DEFAULT_DATA = "~/.local/share/harena"
 SAMPLE = 20
-EXTRAS = ("sqlalchemy", "openskill", "msgspec", "numpy", "zstandard")
+EXTRAS: dict[str, str] = dict.fromkeys(("sqlalchemy", "openskill", "msgspec", "numpy", "zstandard"), "arena")
 DAY_S = 86400.0
 
 VERIFY_EPILOG = """\
@@ -52,8 +53,6 @@ exit codes:
   0    the ratings and the board are what the match log gives
   1    they were not; without --check they are now
   2    a wrong argument, or an arena serves the folder: stop it first, or use --check"""
-
-Action = Callable[[argparse.Namespace], int]
 
 
 def fill(name: str, parser: argparse.ArgumentParser) -> None:
@@ -109,29 +108,16 @@ def _add(parts: Any, name: str, text: str, action: Action) -> argparse.ArgumentP
     part: argparse.ArgumentParser = parts.add_parser(name, help=text, description=text, formatter_class=raw)
     part.add_argument("--data", type=Path, metavar="DIR", help=f"the arena's folder (${DATA}, or {DEFAULT_DATA})")
     part.add_argument("--json", action="store_true", help="print the answer as JSON")
-    part.set_defaults(action=_guarded(action))
+    part.set_defaults(action=guarded(action, extras=EXTRAS, code_of=_code, before_dashes="options come before it"))
     return part
 
 
-def _guarded(action: Action) -> Action:
-    def run(args: argparse.Namespace) -> int:
-        try:
-            return action(args)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in EXTRAS:
-                raise
-            return _fail(UNAVAILABLE, f"this needs {error.name}: pip install 'harena[arena]'")
-        except HarenaError as error:
-            from harena.arena.lock import FolderInUse
-            from harena.arena.models import StoreError
+def _code(error: HarenaError) -> int | None:
+    from harena.arena.models import StoreError
 
-            if isinstance(error, BackendUnavailable):
-                return _fail(UNAVAILABLE, str(error))
-            if isinstance(error, SpecError | StoreError | FolderInUse):
-                return _fail(USAGE, str(error))
-            raise
-
-    return run
+    if isinstance(error, BackendUnavailable):
+        return UNAVAILABLE
+    return USAGE if isinstance(error, SpecError | StoreError) else None
 
 
 # ---- what they do ----
@@ -162,7 +148,7 @@ def _verify(args: argparse.Namespace) -> int:
     finally:
         store.close()
     if args.json:
-        _print_json([finding.as_json() for finding in found])
+        print_json([finding.as_json() for finding in found])
     else:
         for finding in found:
             _say(f"{finding.verdict:<9}  {finding.what} {finding.id}: {finding.detail}")
@@ -197,7 +183,7 @@ def _rebuild(args: argparse.Namespace) -> int:
         finally:
             store.close()
     if args.json:
-        _print_json([
+        print_json([
             {"env_id": one.env_id, "season_id": one.season_id, "matches": one.matches, "behind": one.behind,
              "same": one.same, "rating": one.rating, "line": one.line}
             for one in found
@@ -231,14 +217,12 @@ def _create_key(args: argparse.Namespace) -> int:
 
 def _list_keys(args: argparse.Namespace) -> int:
     def show(store: Store) -> int:
-        from harena.match.terminal import table
-
         keys = store.keys_of(args.owner) if args.owner is not None else _all_keys(store)
         if args.json:
-            _print_json([_key_json(key) for key in keys])
+            print_json([_key_json(key) for key in keys])
             return OK
         now = time.time()
-        rows = [(key.id, _safe(key.owner), ",".join(sorted(key.scopes)), _safe(key.label), _state(key, now))
+        rows = [(key.id, safe(key.owner), ",".join(sorted(key.scopes)), safe(key.label), _state(key, now))
                 for key in keys]  # fmt: skip
         print(table(("key", "owner", "scopes", "label", "state"), rows, left=("key", "owner", "scopes", "label")))
         return OK
@@ -257,7 +241,7 @@ def _revoke_key(args: argparse.Namespace) -> int:
         store.key(args.key)  # raises NotFound
         store.revoke_key(args.key)
         if args.json:
-            _print_json(_key_json(store.key(args.key)))
+            print_json(_key_json(store.key(args.key)))
         else:
             _say(f"{args.key} is revoked")
         return OK
@@ -302,7 +286,7 @@ def _all_keys(store: Store) -> list[Key]:
 
 def _show_new(args: argparse.Namespace, key: Key, token: str) -> int:
     if args.json:
-        _print_json({"key": _key_json(key), "token": token})
+        print_json({"key": _key_json(key), "token": token})
     else:
         print(token)
         print(f"harena: key {key.id}; the token above is shown this once", file=sys.stderr)
@@ -325,21 +309,6 @@ def _state(key: Key, now: float) -> str:
     return "expired" if days <= 0 else f"{days:.0f} days left"
 
 
-def _safe(text: str) -> str:
-    from harena.match.terminal import safe
-
-    return safe(text)
-
-
 def _say(text: str) -> None:
     """Names in it may be anybody's."""
-    print(_safe(text))
-
-
-def _fail(code: int, text: str) -> int:
-    print(f"harena: {_safe(text)}", file=sys.stderr)
-    return code
-
-
-def _print_json(data: object) -> None:
-    print(json.dumps(data, indent=2, allow_nan=False))
+    print(safe(text))

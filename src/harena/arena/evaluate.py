@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Protocol
 
+from harena import statistics
 from harena.errors import BoxError, HarenaError, Retry, SpecError
-from harena.match import lockstep, registry, statistics
+from harena.match import lockstep, registry
 from harena.match.play import Rack, on_one_processor, play
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
 from harena.match.runner import Handle, Runner
-from harena.match.statistics import Interval
+from harena.statistics import Interval
 
 EPISODES = 20
 MAX_EPISODES = 1000

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harena.command import UNAVAILABLE, USAGE, Action, guarded, print_json
 from harena.errors import BackendUnavailable, HarenaError, IsolationUnavailable
+from harena.terminal import safe
 
 if TYPE_CHECKING:
     from harena.azr.config import Config, EngineConfig
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from harena.azr.public_sets import CodeItem
     from harena.azr.suite import Item
 
-OK, NO, USAGE, UNAVAILABLE = 0, 1, 2, 3
+OK, NO = 0, 1
 PROFILES = ("laptop", "gpu1", "paper")
 ENGINES = ("torch", "trl", "openai")
 SUITES = ("tiny", "cruxeval", "humaneval", "mbpp")
@@ -57,8 +59,6 @@ examples:
   harena azr propose --engine openai --server http://127.0.0.1:8000/v1 --model NAME --prompt paper --out tasks
   harena azr buffer show run --kind induction --limit 3
   harena azr report run"""
-
-Action = Callable[[argparse.Namespace], int]
 
 
 def fill(name: str, command: argparse.ArgumentParser) -> None:
@@ -165,46 +165,26 @@ def _count(text: str) -> int:
     return number
 
 
-def fail(code: int, text: str) -> int:
-    visible = "".join(letter if letter.isprintable() else " " for letter in text)
-    print(f"harena: {visible}", file=sys.stderr)
-    return code
-
-
 def _guarded(action: Action) -> Action:
-    """Mistakes of the caller and missing packages, in one line."""
+    return guarded(action, extras=EXTRAS, code_of=_code, before_dashes="options come before it")
 
-    def run(args: argparse.Namespace) -> int:
-        if getattr(args, "rest", None):
-            return fail(USAGE, f"{args.rest[0]!r} after --: options come before it")
-        try:
-            return action(args)
-        except ModuleNotFoundError as error:
-            name = (error.name or "").partition(".")[0]
-            if name not in EXTRAS:
-                raise
-            return fail(UNAVAILABLE, f"this needs {name}: pip install 'harena[{EXTRAS[name]}]'")
-        except (BackendUnavailable, IsolationUnavailable) as error:
-            return fail(UNAVAILABLE, str(error))
-        except HarenaError as error:
-            if not type(error).__module__.startswith("harena.azr.") and not isinstance(error, ValueError):
-                raise
-            return fail(USAGE, str(error))
 
-    return run
+def _code(error: HarenaError) -> int | None:
+    if isinstance(error, BackendUnavailable | IsolationUnavailable):
+        return UNAVAILABLE
+    ours = type(error).__module__.startswith("harena.azr.")
+    return USAGE if ours or isinstance(error, ValueError) else None
 
 
 def _say(text: str) -> None:
     """Progress: on stderr, so that results can be piped."""
-    from harena.azr.show import safe
-
     print(safe(text), file=sys.stderr, flush=True)
 
 
 def _print_json(data: object) -> None:
     from harena.azr.journal import plain
 
-    print(json.dumps(plain(data), indent=2, allow_nan=False))
+    print_json(plain(data))
 
 
 # ---- train ----

@@ -25,6 +25,7 @@ from typing import Any, Never, cast
 
 from harena.azr.engine import Completion, OnDone, Request, Rollout, Sampling, Update
 from harena.errors import HarenaError, SpecError
+from harena.terminal import safe
 
 MAX_ANSWER_BYTES = 64 << 20
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -204,8 +205,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 def _message(data: bytes) -> str:
     """What a server says about its refusal: shortened, and safe in a terminal."""
-    text = data[:2000].decode("utf-8", "replace")
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:300]
+    return safe(data[:2000].decode("utf-8", "replace"))[:300]
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from harena import statistics
 from harena.errors import SpecError
 
-CONFIDENCE = 0.95
 RESAMPLES = 2000
 """Fifty lie beyond each end of a 95 % interval: steady to a few hundredths of its width."""
 
@@ -55,12 +54,8 @@ def score(right: Sequence[int], *, samples: int, k: int = 1, seed: int = 0) -> S
 
 
 def wilson(right: int, n: int) -> Score:
-    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
-    share = right / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    low, high = max(0.0, centre - half), min(1.0, centre + half)
-    return Score(value=share, low=min(low, share), high=max(high, share), n=n)
+    interval = statistics.wilson(right, n)
+    return Score(value=interval.value, low=interval.low, high=interval.high, n=n)
 
 
 def bootstrap(values: np.ndarray, *, seed: int) -> Score:
@@ -71,5 +66,5 @@ def bootstrap(values: np.ndarray, *, seed: int) -> Score:
         return wilson(round(mean * n), n)
     rng = np.random.default_rng(seed)
     means = values[rng.integers(0, n, (RESAMPLES, n), dtype=np.int32)].mean(axis=1)
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = np.quantile(means, [(1 - statistics.CONFIDENCE) / 2, (1 + statistics.CONFIDENCE) / 2])
     return Score(value=mean, low=float(low), high=float(high), n=n)

@@ -8,16 +8,7 @@ from harena.azr.buffer import Entry
 from harena.azr.evaluate import Evaluation
 from harena.azr.loop import Iteration
 from harena.azr.tasks import InductionTask, Kind
-
-
-def safe(text: str) -> str:
-    """One line of it, for a table or a message."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-def safe_lines(text: str) -> str:
-    """Lines stay, all else that a terminal would obey is shown as a question mark."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text.expandtabs(4))
+from harena.terminal import safe, safe_lines
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -76,4 +67,4 @@ def entry(kind: Kind, one: Entry) -> str:
         lines += [f"f({given}) == {output}" for given, output in task.pairs]
     else:
         lines = [f"f({task.input}) == {task.output}"]
-    return safe_lines("\n".join([head, task.program, *lines]))
+    return safe_lines("\n".join([head, task.program, *lines]).expandtabs(4))

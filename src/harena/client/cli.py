@@ -6,17 +6,17 @@ imported when a command runs: where it is missing, the line that installs it is 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
 
 from harena.client.errors import ArenaError, Unreachable, WaitTimeout
+from harena.command import UNAVAILABLE, USAGE, guarded
 from harena.errors import HarenaError, SpecError
 
-OK, NO, USAGE, UNAVAILABLE, TIMEOUT, PLATFORM, INTERRUPTED = 0, 1, 2, 3, 124, 125, 130
+OK, NO, TIMEOUT, PLATFORM, INTERRUPTED = 0, 1, 124, 125, 130
 BOARDS = ("verified", "self-reported", "ladder")
 EXPORTS = ("board", "matches", "ratings", "submissions")
 FORMATS = ("csv", "jsonl", "parquet")
 EXTRAS = {"httpx": "client", "gradio": "gradio"}
+BEFORE_DASHES = "files and options come before it; ./ before a name with -"
 DAY_S = 86400.0
 
 EXIT_CODES = """\
@@ -40,8 +40,6 @@ EXPORT_TEXT = """\
 Downloads the data of an environment. What other people named their agents is in it: spreadsheets are safe from it in
 csv, where texts that begin like a formula are quoted."""
 
-Action = Callable[[argparse.Namespace], int]
-
 
 def fill(name: str, command: argparse.ArgumentParser) -> None:
     """Gives the command of this name its options and its action."""
@@ -51,30 +49,8 @@ def fill(name: str, command: argparse.ArgumentParser) -> None:
     }[name](command)  # fmt: skip
 
 
-def fail(code: int, text: str) -> int:
-    from harena.match.terminal import safe
-
-    print(f"harena: {safe(text)}", file=sys.stderr)
-    return code
-
-
-def guarded(action: Action) -> Action:
-    """Whatever goes wrong, in one line with its exit code."""
-
-    def run(args: argparse.Namespace) -> int:
-        if getattr(args, "rest", None):
-            return fail(USAGE, f"{args.rest[0]!r} after --: files and options come before it; ./ before a name with -")
-        try:
-            return action(args)
-        except ModuleNotFoundError as error:
-            name = (error.name or "").partition(".")[0]
-            if name not in EXTRAS:
-                raise
-            return fail(UNAVAILABLE, f"this needs {name}: pip install 'harena[{EXTRAS[name]}]'")
-        except (ArenaError, SpecError) as error:
-            return fail(exit_code(error), str(error))
-
-    return run
+def _code(error: HarenaError) -> int | None:
+    return exit_code(error) if isinstance(error, ArenaError | SpecError) else None
 
 
 def exit_code(error: HarenaError) -> int:
@@ -107,7 +83,7 @@ def _sets(command: argparse.ArgumentParser, name: str, *, json: bool = True) -> 
         return getattr(commands, name)(args)
 
     command.epilog = EXIT_CODES
-    command.set_defaults(action=guarded(action))
+    command.set_defaults(action=guarded(action, extras=EXTRAS, code_of=_code, before_dashes=BEFORE_DASHES))
 
 
 def _fill_submit(command: argparse.ArgumentParser) -> None:

@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterable
 from urllib.parse import quote
 
+from harena import terminal
 from harena.client import config, shapes
 from harena.client.blocking import ArenaClient
-from harena.client.cli import INTERRUPTED, NO, OK, USAGE, fail
-from harena.match import terminal
-from harena.match.terminal import safe, safe_lines
+from harena.client.cli import INTERRUPTED, NO, OK
+from harena.command import USAGE, fail, print_json
+from harena.terminal import safe, safe_lines
 
 REFRESH_S = 0.5
 """A board that changes all the time is drawn at most this often."""
@@ -43,7 +44,7 @@ def logs(args: argparse.Namespace) -> int:
     with _client(args) as client:
         text = client.logs(args.id)
     if args.json:
-        _print_json({"id": args.id, "log": text})
+        print_json({"id": args.id, "log": text})
     else:
         sys.stdout.write(safe_lines(text))
     return OK
@@ -57,7 +58,7 @@ def leaderboard(args: argparse.Namespace) -> int:
             return _watch_board(client, args)
         board = _board(client, args)
         if args.json:
-            _print_json(shapes.as_json(board))
+            print_json(shapes.as_json(board))
         else:
             _say(board_text(board))
     return OK
@@ -78,7 +79,7 @@ def challenge(args: argparse.Namespace) -> int:
     with _client(args) as client:
         matches = client.challenge(args.id, args.opponent, args.games)
         if args.json:
-            _print_json([shapes.as_json(match) for match in matches])
+            print_json([shapes.as_json(match) for match in matches])
         else:
             for match in matches:
                 _say(f"{safe(match.id)}  {_page(client, 'match', match.id)}")
@@ -133,7 +134,7 @@ def _follow(client: ArenaClient, submission_id: str, args: argparse.Namespace) -
 
 def _print_submission(client: ArenaClient, found: shapes.Submission, args: argparse.Namespace) -> int:
     if args.json:
-        _print_json(shapes.as_json(found))
+        print_json(shapes.as_json(found))
     else:
         _say(submission_text(found))
         _say(_page(client, "submission", found.id))
@@ -229,7 +230,7 @@ def _watch_board(client: ArenaClient, args: argparse.Namespace) -> int:
 def _print_environments(client: ArenaClient, args: argparse.Namespace) -> int:
     found = client.environments()
     if args.json:
-        _print_json([shapes.as_json(environment) for environment in found])
+        print_json([shapes.as_json(environment) for environment in found])
         return OK
     rows = [(one.env_id, one.kind, str(one.seats), str(one.entries), one.title or one.summary) for one in found]
     head = ("environment", "kind", "seats", "entries", "title")
@@ -341,10 +342,6 @@ def _say(text: str) -> None:
 
 def _note(text: str) -> None:
     print(safe(text), file=sys.stderr, flush=True)
-
-
-def _print_json(data: object) -> None:
-    print(json.dumps(data, indent=2, allow_nan=False))
 
 
 def _save(pieces: Iterable[bytes], path: str) -> int:

@@ -25,7 +25,7 @@ from harena.client.commands import agent_name, score_text, submission_text
 from harena.client.errors import ArenaError
 from harena.client.upload import MAX_TOTAL
 from harena.errors import SpecError
-from harena.match.terminal import safe, safe_lines
+from harena.terminal import safe, safe_lines
 
 HEAD = ("rank", "owner", "agent", "score", "low", "high", "games")
 LINES = 100

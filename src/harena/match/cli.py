@@ -6,14 +6,14 @@ runs: a missing package is named with the line that installs it.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from harena.command import UNAVAILABLE, USAGE, Action, guarded, print_json
 from harena.errors import BackendUnavailable, HarenaError, SpecError
+from harena.terminal import safe_lines, table
 
-OK, NO, USAGE, UNAVAILABLE, TIMEOUT, PLATFORM, INTERRUPTED = 0, 1, 2, 3, 124, 125, 130
+OK, NO, TIMEOUT, PLATFORM, INTERRUPTED = 0, 1, 124, 125, 130
 TOURNAMENTS = ("round-robin", "swiss", "elimination", "double-elimination")
 EXTRAS = {
     "numpy": "match", "msgspec": "match", "zstandard": "match",
@@ -64,8 +64,6 @@ ENVS_FOOT = """\
 Also: CartPole-v1 and any Gymnasium id, pettingzoo/classic/connect_four_v3 and the like (pip install 'harena[gym]'),
 openspiel/kuhn_poker and the like (pip install 'harena[openspiel]'), module:factory for a game of your own."""
 
-Action = Callable[[argparse.Namespace], int]
-
 
 def fill(name: str, command: argparse.ArgumentParser) -> None:
     """Gives the command of this name its options and its action."""
@@ -73,45 +71,14 @@ def fill(name: str, command: argparse.ArgumentParser) -> None:
      "executor": _fill_executor}[name](command)  # fmt: skip
 
 
-def fail(code: int, text: str) -> int:
-    from harena.match.terminal import safe
-
-    print(f"harena: {safe(text)}", file=sys.stderr)
-    return code
-
-
-def print_json(data: object) -> None:
-    print(json.dumps(data, indent=2, allow_nan=False))
-
-
 def _sets(command: argparse.ArgumentParser, action: Action, epilog: str = "") -> None:
     command.epilog = epilog or command.epilog
-    command.set_defaults(action=_guarded(action))
-
-
-def _guarded(action: Action) -> Action:
-    """Mistakes of the caller and missing packages, in one line. What boxes and hosts get wrong is explained above."""
-
-    def run(args: argparse.Namespace) -> int:
-        if args.rest:
-            return fail(USAGE, f"{args.rest[0]!r} after --: agents and options come before it; ./ before a name with -")
-        try:
-            return action(args)
-        except ModuleNotFoundError as error:
-            name = (error.name or "").partition(".")[0]
-            if name not in EXTRAS:
-                raise
-            return fail(UNAVAILABLE, f"this needs {name}: pip install 'harena[{EXTRAS[name]}]'")
-        except HarenaError as error:
-            code = _code(error)
-            if code is None:
-                raise
-            return fail(code, str(error))
-
-    return run
+    before = "agents and options come before it; ./ before a name with -"
+    command.set_defaults(action=guarded(action, extras=EXTRAS, code_of=_code, before_dashes=before))
 
 
 def _code(error: HarenaError) -> int | None:
+    """What boxes and hosts get wrong is explained elsewhere."""
     from harena.match.game import GameError
     from harena.match.registry import MissingExtra
 
@@ -233,7 +200,6 @@ def _fill_executor(command: argparse.ArgumentParser) -> None:
 
 def _envs(args: argparse.Namespace) -> int:
     from harena.match import registry
-    from harena.match.terminal import table
 
     infos = registry.infos()
     if args.json:
@@ -271,7 +237,6 @@ def space_words(space: Mapping[str, Any]) -> str:
 
 def _validate(args: argparse.Namespace) -> int:
     from harena.match import registry, validate
-    from harena.match.terminal import safe_lines
 
     registry.trust(args.env)
     answer = validate.validate(args.agent, args.env)

@@ -21,15 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harena import terminal
+from harena.command import print_json
 from harena.errors import SpecError
-from harena.match import agents, cli, play, registry, terminal, tournament
+from harena.match import agents, cli, play, registry, tournament
 from harena.match.cli_replay import checked_fps
 from harena.match.contest import Contest, Finished, Play, Row, ahead, lockstep
 from harena.match.game import Game
 from harena.match.replay import Replay
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatStatus
 from harena.match.schedule import Pairing, Schedule
-from harena.match.statistics import Comparison, Interval
+from harena.statistics import Comparison, Interval
 
 TROUBLES = 10
 """What went wrong in games is listed, up to so many."""
@@ -85,7 +87,7 @@ def match(args: argparse.Namespace) -> int:
         interrupted = True
     if args.json:
         if contest.games or not plan.single:
-            cli.print_json(_as_json(plan, contest, keeper, interrupted))
+            print_json(_as_json(plan, contest, keeper, interrupted))
     elif plan.single:
         _print_game(plan, contest, keeper)
     else:

@@ -13,9 +13,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harena.command import USAGE, fail, print_json
 from harena.errors import SpecError
 from harena.match import cli
-from harena.match.terminal import Screen, framed, safe
+from harena.terminal import Screen, framed, safe
 
 if TYPE_CHECKING:
     from harena.match.replay import Frame, Replay
@@ -32,7 +33,7 @@ def show(args: argparse.Namespace) -> int:
     replay = _load(args.file)
     if args.frame is not None:
         if not 0 <= args.frame <= replay.steps:
-            return cli.fail(cli.USAGE, f"{args.file} has the frames 0 to {replay.steps}; no frame {args.frame}")
+            return fail(USAGE, f"{args.file} has the frames 0 to {replay.steps}; no frame {args.frame}")
         frame = next(itertools.islice(replay.frames(), args.frame, None))
         print(framed(_head(replay, frame), frame.text, _foot(replay, frame)), end="")
     elif args.fps is None and sys.stdin.isatty() and sys.stdout.isatty():
@@ -64,7 +65,7 @@ def as_json(args: argparse.Namespace) -> int:
 def verify(args: argparse.Namespace) -> int:
     found = _load(args.file).verify()
     if args.json:
-        cli.print_json(
+        print_json(
             {"ok": found.ok, "steps": found.steps, "frame": found.frame, "recorded": found.recorded,
              "replayed": found.replayed}
         )  # fmt: skip

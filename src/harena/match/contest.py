@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from harena import statistics
 from harena.errors import HarenaError
-from harena.match import statistics
 from harena.match.result import MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
 from harena.match.schedule import Pairing, Schedule, Standing
-from harena.match.statistics import Comparison, Interval
+from harena.statistics import Comparison, Interval
 
 POLL_S = 0.2
 ALL_PAIRS = 32

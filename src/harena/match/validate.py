@@ -17,6 +17,7 @@ from harena.errors import BackendUnavailable, BoxError, Retry
 from harena.match import agents
 from harena.match.agents import AgentError, ArchiveLimits
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.terminal import safe
 
 SMOKE_CLOCK = Clock(start_s=30, move_s=5, bank_s=0, match_s=60)
 """As in real matches, but the game as a whole is stopped early."""
@@ -123,8 +124,7 @@ def _printed(seat: SeatResult) -> str:
     if not lines:
         return ""
     # It goes to terminals and web pages, and a stranger wrote it.
-    shown = ("".join(letter if letter.isprintable() else " " for letter in line) for line in lines)
-    return "\nIt printed:\n" + "\n".join(f"  {line}" for line in shown)
+    return "\nIt printed:\n" + "\n".join(f"  {safe(line)}" for line in lines)
 
 
 def _warnings(result: MatchResult, clock: Clock) -> list[str]:

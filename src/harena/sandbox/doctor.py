@@ -26,6 +26,7 @@ from harena.sandbox.pool import SandboxPool
 from harena.sandbox.probes import CONTROLS, EXEC, JUNK, MAP, PROBES, ROOMY, TIGHT, TOOLS, TRACES, Control, Probe, Trace
 from harena.sandbox.session import Sandbox
 from harena.sandbox.spec import Limits, Result, Spec
+from harena.terminal import safe
 
 SPEC = Spec(workspace_mb=16)
 HOST_NAMES = {"tcp": "TCP listener", "udp": "UDP listener", "abstract": "abstract sockets", "path": "unix socket"}
@@ -422,4 +423,4 @@ def _in_brackets(words: Sequence[str]) -> str:
 
 def printable(text: str) -> str:
     """On one line and without control characters: the guest chose some of it, and it goes to a terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:DETAIL]).strip()
+    return safe(text[:DETAIL]).strip()

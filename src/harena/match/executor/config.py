@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import logging
 import math
 import os
@@ -341,3 +342,11 @@ def override(
     if file_folder is not None:
         fetch = dataclasses.replace(fetch, file_folder=_path(file_folder, "--files"))
     return dataclasses.replace(config, executor=executor, fetch=fetch)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach who listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.startswith("unix:")

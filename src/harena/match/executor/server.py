@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import ipaddress
 import logging
 import os
 import signal
@@ -204,18 +203,11 @@ def _announce(settings: Config, port: int) -> None:
     secured = "TLS" if executor.tls.cert else "plain text"
     log.info("listening on %s port %d, %s", executor.host, port, secured)
     # TLS alone shows clients who we are, not us who they are.
-    if not executor.tls.client_ca and not executor.auth_token and not _is_loopback(executor.host):
+    if not executor.tls.client_ca and not executor.auth_token and not config.is_loopback(executor.host):
         log.warning(
             "anyone who can reach %s port %d can run code here: set executor.tls.client_ca or executor.auth_token",
             executor.host, port,
         )  # fmt: skip
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.startswith("unix:")
 
 
 def serve_from(
