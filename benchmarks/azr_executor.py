@@ -92,6 +92,15 @@ def validations(verifier: Verifier, batch: Sequence[Proposal]) -> int:
     return len(batch)
 
 
+def apart(batch: Sequence[Proposal]) -> float:
+    """What `executor: {share: false}` costs."""
+    settings = configs.read(profile="laptop", executor={"share": False}).executor.settings()
+    with Verifier(settings=settings) as verifier:
+        verifier.validate(batch[:30])
+        started = time.perf_counter()
+        return validations(verifier, batch) / (time.perf_counter() - started)
+
+
 def gradings(verifier: Verifier, batch: Sequence[Attempt]) -> int:
     if not all(one.right for one in verifier.grade(batch)):
         raise RuntimeError("a right answer was refused")
@@ -198,6 +207,7 @@ def measure(*, quick: bool, model: str | None, say: Callable[[str], object]) -> 
             own, other = in_turns(lambda: validations(verifier, batch), lambda: bare(pool, jobs))
             rows.append(Row("isolated validations", own, "/s", 400, 1500, more_is_better=True))
             rows.append(Row("… the same calls without isolation", other, "/s", None, None))
+            rows.append(Row("… each program in a process of its own", apart(batch[:192]), "/s", None, None))
             say("measuring gradings …")
             own, _ = in_turns(lambda: gradings(verifier, answers), lambda: 0)
             rows.append(Row("isolated gradings, all kinds", own, "/s", 1500, 4000, more_is_better=True))
