@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 from harena.azr import config as configs
-from harena.azr import engines, evaluate, programs, weights
+from harena.azr import engines, evaluate, programs
 from harena.azr.engine import Completion, Engine, OnDone, Request, Sampling
 from harena.azr.loop import Trainer
 from harena.azr.suite import Item
@@ -251,6 +251,9 @@ def main() -> int:
     parser.add_argument("--model", metavar="FILE", help="for whole iterations (the one that comes with Harena)")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON here, not after the table")
     args = parser.parse_args()
+    engines.wait_briefly()  # before anything loads torch
+    from harena.azr import weights
+
     model = args.model or ("default" if weights.SMALL.is_file() else None)
     rows = measure(quick=args.quick, model=model, say=lambda text: print(text, file=sys.stderr, flush=True))
     print(table(rows))

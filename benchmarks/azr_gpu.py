@@ -1,12 +1,14 @@
 """How fast the torch engine decodes and learns on one GPU, next to transformers' generate in the same run.
 
     python benchmarks/azr_gpu.py --out OUT --minutes 9             random weights in the shape of Qwen2.5-1.5B
+    python benchmarks/azr_gpu.py --out OUT --minutes 4 --only real --init qwen2.5-coder-1.5b.gguf
     python benchmarks/azr_gpu.py --shape tiny --device cpu --minutes 1
 
 Parts: check (do the fast paths agree with the plain one?), decode (prompt 512, 128 new tokens, batch 256), transformers
-(the same through its generate), learn (tokens a second), step (6 × 64 samples, 8 measuring solves, answers of up to
-1,024 tokens; no boxes in it). Each part is skipped when the minutes are up; what was measured is written after every
-part.
+(the same through its generate, plain and with a static cache, compiled), learn (tokens a second), step (6 × 64 samples,
+8 measuring solves, every answer 1,024 tokens: random weights never stop; no boxes in it), real (with --init: whole
+iterations of the loop with that model, the paper's prompts, boxes and learning, answers of up to 1,024 tokens). Each
+part is skipped when too few of the minutes are left; what was measured is written after every part.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
     },
 }  # fmt: skip
+
+
+GOALS = {"decode": (20_000, 60_000), "full step": (90, 30)}
+"""Must and aim by how a row's name starts: tokens a second, and seconds."""
 
 
 class Numbers:
@@ -90,6 +96,9 @@ class Bench:
 
     def note(self, name: str, value: float, unit: str, **more: Any) -> None:
         row = {"what": name, "value": value, "unit": unit, **more}
+        for start, (must, aim) in GOALS.items() if self.is_cuda and self.args.shape == "qwen2.5-1.5b" else ():
+            if name.startswith(start) and unit:
+                row |= {"must": must, "aim": aim}
         self.rows.append(row)
         print(json.dumps(row), flush=True)
         if self.out:
@@ -109,6 +118,8 @@ class Bench:
             print(f"skipped {name}: {self.left():.0f} s left, {need_s:.0f} wanted", flush=True)
             return
         started = time.perf_counter()
+        if self.is_cuda:
+            self.torch.cuda.reset_peak_memory_stats()
         try:
             work()
         except Exception:
@@ -280,20 +291,33 @@ class Bench:
         with torch.device(self.device):
             made: Any = transformers.Qwen2ForCausalLM(settings)
             theirs = made.to(self.dtype).eval()
+        self.theirs(theirs, "plain", {}, warm_new=8)
+        if self.is_cuda and self.left() < 120:
+            print(f"skipped their static cache: {self.left():.0f} s left, 120 wanted to compile it", flush=True)
+            return
+        static = {"cache_implementation": "static"} | ({} if self.is_cuda else {"disable_compile": True})
+        # The static cache is made for the whole length, and compiled for it.
+        self.theirs(theirs, "static cache" + ", compiled" * self.is_cuda, static, warm_new=self.args.new)
+
+    def theirs(self, model: Any, name: str, options: dict[str, Any], *, warm_new: int) -> None:
+        torch = self.torch
         rows, prompt, new = self.args.batch, self.args.prompt, self.args.new
-        ids = torch.randint(1, c.vocab, (rows, prompt), device=self.device)
-        more = {"do_sample": True, "top_k": 0, "max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
+        ids = torch.randint(1, self.config.vocab, (rows, prompt), device=self.device)
         mask = torch.ones_like(ids)
-        with torch.no_grad():
-            theirs.generate(
-                ids[:, :32], attention_mask=mask[:, :32], **{**more, "max_new_tokens": 8, "min_new_tokens": 8}
-            )
+        more = {"do_sample": True, "top_k": 0, "pad_token_id": 0, **options}
+
+        def generate(count: int) -> float:
             self.sync()
             started = time.perf_counter()
-            theirs.generate(ids, attention_mask=mask, **more)
+            with torch.no_grad():
+                made = model.generate(ids, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, **more)
             self.sync()
-        seconds = time.perf_counter() - started
-        self.note(f"transformers generate, batch {rows}", rows * new / seconds, "tok/s", seconds=seconds)
+            assert made.shape[1] == prompt + count, made.shape
+            return time.perf_counter() - started
+
+        generate(warm_new)
+        seconds = generate(new)
+        self.note(f"transformers generate, {name}, batch {rows}", rows * new / seconds, "tok/s", seconds=seconds)
 
     def learn(self) -> None:
         sequences, length = (64, 1_024) if self.is_cuda else (4, 64)
@@ -303,8 +327,9 @@ class Bench:
                 return
             try:
                 engine = self.engine(rows=8, micro_tokens=micro, save_memory=save)
-                rollouts = self.rollouts(sequences, length)
-                seconds = self.update_timed(engine, rollouts)
+                completions = self.random_completions(sequences, length)
+                self.update_timed(engine, completions[: max(2, sequences // 4)], sequences)
+                seconds = self.update_timed(engine, completions, sequences)
                 name = f"learn, micro-batch {micro} tokens, {'recomputed' if save else 'kept'} activations"
                 self.note(name, sequences * length / seconds, "tok/s", seconds=seconds)
             except self.torch.OutOfMemoryError:
@@ -320,90 +345,119 @@ class Bench:
         if self.is_cuda:
             self.torch.cuda.empty_cache()
 
-    def rollouts(self, count: int, length: int) -> list[Any]:
-        from harena.azr.engine import Completion, Rollout
-        from harena.azr.tasks import Kind, Role
+    def random_completions(self, count: int, length: int) -> list[Any]:
+        from harena.azr.engine import Completion
 
         ids = self.torch.randint(1, self.config.vocab, (count, length)).tolist()
         half = length // 2
         return [
-            Rollout(
-                completion=Completion(
-                    prompt_ids=tuple(row[:half]),
-                    ids=tuple(row[half:]),
-                    logprobs=(-11.0,) * (length - half),
-                    text="",
-                    finished=True,
-                ),
-                role=Role.SOLVE,
-                kind=Kind.DEDUCTION,
-                reward=1.0,
-                advantage=1.0 if number % 2 else -1.0,
+            Completion(
+                prompt_ids=tuple(row[:half]), ids=tuple(row[half:]), logprobs=(-11.0,) * (length - half), text="",
+                finished=True,
             )
-            for number, row in enumerate(ids)
+            for row in ids
+        ]  # fmt: skip
+
+    def update_timed(self, engine: Any, completions: list[Any], mini_batch: int) -> float:
+        from harena.azr.engine import Rollout, Update
+        from harena.azr.tasks import Kind, Role
+
+        learnt = [
+            Rollout(completion=one, role=Role.SOLVE, kind=Kind.DEDUCTION, reward=1.0, advantage=1.0 if k % 2 else -1.0)
+            for k, one in enumerate(completions)
         ]
-
-    def update_timed(self, engine: Any, rollouts: list[Any]) -> float:
-        from harena.azr.engine import Update
-
-        update = Update(learning_rate=1e-8, mini_batch=len(rollouts))
-        engine.step(rollouts[: max(2, len(rollouts) // 4)], update)
-        self.sync()
         started = time.perf_counter()
-        engine.step(rollouts, update)
+        engine.step(learnt, Update(learning_rate=1e-8, mini_batch=mini_batch))
         self.sync()
         return time.perf_counter() - started
 
     def step(self) -> None:
         """One iteration's model work: propose 3 × 64, solve 3 × 64 × (8 + 1), learn from 6 × 64; no text ends early."""
-        from harena.azr.engine import Request, Rollout, Sampling, Update
-        from harena.azr.tasks import Kind, Role
+        from harena.azr.engine import Sampling
 
-        batch = 64 if self.is_cuda else 2
-        n = 8 if self.is_cuda else 1
-        longest = 1_024 if self.is_cuda else 8
-        prompt = 512 if self.is_cuda else 8
-        lengths = [max(4, longest * (1 + k % 4) // 4) for k in range(3 * batch)]
+        batch, n, longest, prompt = (64, 8, 1_024, 512) if self.is_cuda else (2, 1, 8, 8)
         engine = self.engine(
-            rows=self.args.batch, check_every=16, max_places=_up(prompt + longest + 16, 128), fuse=self.args.fuse
+            rows=self.args.rows, check_every=16, max_places=_up(prompt + longest + 16, 128), fuse=self.args.fuse
         )
-        asked = self.requests(3 * batch, prompt, longest)
-        propose = [Request(prompt=one.prompt, max_new=length) for one, length in zip(asked, lengths, strict=True)]
-        solve = [
-            Request(prompt=one.prompt, n=1 + n, max_new=length) for one, length in zip(asked, lengths, strict=True)
-        ]
-        for round_name in ("first (with recording)", "second"):
-            if self.left() < 60 and round_name == "second":
-                return
-            self.sync()
-            started = time.perf_counter()
-            proposed = engine.generate(propose, Sampling(seed=1))
-            self.sync()
-            after_propose = time.perf_counter()
-            solved = engine.generate(solve, Sampling(seed=2))
-            self.sync()
-            after_solve = time.perf_counter()
-            learnt = [
-                Rollout(
-                    completion=group[0], role=role, kind=Kind.DEDUCTION, reward=1.0, advantage=1.0 if k % 2 else -1.0
-                )
-                for role, groups in ((Role.PROPOSE, proposed), (Role.SOLVE, solved))
-                for k, group in enumerate(groups)
-            ]
-            engine.step(learnt, Update(learning_rate=1e-8, mini_batch=128 if self.is_cuda else 4))
-            self.sync()
-            ended = time.perf_counter()
-            tokens = sum(len(one.ids) for groups in (proposed, solved) for group in groups for one in group)
-            self.note(
-                f"full step {round_name}, 6 x {batch}, n={n}, answers of {min(lengths)}-{longest} tokens",
-                ended - started, "s", propose_s=after_propose - started, solve_s=after_solve - after_propose,
-                learn_s=ended - after_solve, new_tokens=tokens, graphs=engine.decoder.graphs_recorded,
-                decode_tok_s=tokens / (after_solve - started),
-            )  # fmt: skip
+        propose = self.requests(3 * batch, prompt, longest)
+        solve = self.requests(3 * batch, prompt, longest, n=1 + n)
+        # Graphs are recorded, and kernels compiled, once in a run of any length.
+        engine.generate([dataclasses.replace(one, max_new=32) for one in solve], Sampling(seed=3))
+        self.sync()
+        started = time.perf_counter()
+        proposed = engine.generate(propose, Sampling(seed=1))
+        self.sync()
+        after_propose = time.perf_counter()
+        tokens = sum(len(one.ids) for group in proposed for one in group)
+        expected = (1 + n) * (after_propose - started) * 1.2
+        if self.left() < expected:
+            print(f"skipped the rest of the step: {self.left():.0f} s left, {expected:.0f} wanted", flush=True)
+            return
+        solved = engine.generate(solve, Sampling(seed=2))
+        self.sync()
+        after_solve = time.perf_counter()
+        tokens += sum(len(one.ids) for group in solved for one in group)
+        learn_s = self.update_timed(engine, [group[0] for group in (*proposed, *solved)], 128 if self.is_cuda else 4)
+        ended = time.perf_counter()
+        self.note(
+            f"full step, 6 x {batch}, n={n}, every answer {longest} tokens", ended - started, "s",
+            propose_s=after_propose - started, solve_s=after_solve - after_propose, learn_s=learn_s,
+            new_tokens=tokens, rows=self.args.rows, graphs=engine.decoder.graphs_recorded,
+            decode_tok_s=tokens / (after_solve - started), memory_gb=self.peak_gb(),
+        )  # fmt: skip
+        del engine
+        self.forget()
+
+    def peak_gb(self) -> float:
+        return self.torch.cuda.max_memory_allocated() / 1e9 if self.is_cuda else 0.0
+
+    def real(self) -> None:
+        """Whole iterations of the loop: proposing, boxes, solving, learning, measuring."""
+        from azr_train import build
+
+        from harena.azr import config as settings
+        from harena.azr import torch_engine
+        from harena.azr.loop import Trainer
+        from harena.azr.verify import Verifier
+
+        build()
+        small = {} if self.is_cuda else {"batch": 2, "rollouts": 1, "prompt": {"solve_tokens": 8, "propose_tokens": 8}}
+        config = settings.read(profile="gpu1", **small)
+        # Six references can be long: the cache may have to grow to prompts of 8,192 tokens, and has to fit then.
+        options = {"rows": min(256, self.args.rows), "fuse": self.args.fuse, "check_every": 16}
+        if self.is_cuda:
+            options |= {"max_places": 4_096}
+        started = time.perf_counter()
+        dtype = "bf16" if self.is_cuda else "f32"
+        engine = torch_engine.build(model=self.args.init, device=self.device.type, dtype=dtype, options=options)
+        self.note("loading the model", time.perf_counter() - started, "s")
+        longest = 0.0
+        with Verifier(settings=config.executor.settings()) as verifier:
+            trainer = Trainer(engine, verifier, config)
+            for number in range(1, self.args.steps + 1):
+                if self.left() < max(longest * 1.3, 30.0 if self.is_cuda else 1.0):
+                    print(f"{number - 1} steps: {self.left():.0f} s left", flush=True)
+                    break
+                before = engine.totals["new_tokens"]
+                found = trainer.iterate()
+                longest = max(longest, found.metrics["time"]["total"])
+                self.note(
+                    f"full step, real model, iteration {number}, 6 x {config.batch}, n={config.rollouts}, answers of "
+                    f"up to {config.prompt.solve_tokens} tokens",
+                    found.metrics["time"]["total"], "s", time=found.metrics["time"],
+                    rollouts=len(found.proposed) + len(found.solved), new_tokens=engine.totals["new_tokens"] - before,
+                    **{f"valid_{kind}": one.get("valid", 0.0) for kind, one in found.metrics["propose"].items()},
+                    **{f"right_{kind}": one.get("right", 0.0) for kind, one in found.metrics["solve"].items()},
+                    **{f"length_{kind}": one.get("length", 0.0) for kind, one in found.metrics["propose"].items()},
+                    memory_gb=self.peak_gb(),
+                )  # fmt: skip
 
     def table(self) -> str:
-        lines = ["| what | value | unit |", "|---|---|---|"]
-        return "\n".join([*lines, *(f"| {row['what']} | {row['value']:,.4g} | {row['unit']} |" for row in self.rows)])
+        lines = ["| what | value | unit | must | aim |", "|---|---|---|---|---|"]
+        for row in self.rows:
+            goals = f"{row['must']:,} | {row['aim']:,}" if "must" in row else " | "
+            lines.append(f"| {row['what']} | {row['value']:,.4g} | {row['unit']} | {goals} |")
+        return "\n".join(lines)
 
 
 def _up(value: int, step: int) -> int:
@@ -417,9 +471,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=864, help="sequences decoded side by side in a step")
+    parser.add_argument("--init", help="a model for the part `real`: a GGUF file or a transformers folder")
+    parser.add_argument("--steps", type=int, default=4, help="iterations of the part `real`, at most")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--out", help="folder for azr_gpu.json and table.txt")
-    parser.add_argument("--only", help="parts, comma-separated: ceilings,check,decode,transformers,learn,step")
+    parser.add_argument("--only", help="parts, comma-separated: ceilings,check,decode,transformers,learn,step,real")
     parser.add_argument("--no-graph", action="store_true")
     parser.add_argument("--fuse", action="store_true", help="compile small kernels in the full step, too")
     args = parser.parse_args()
@@ -430,7 +487,9 @@ def main() -> None:
     bench.part("decode", 40, bench.decode)
     bench.part("transformers", 40, bench.transformers_generate)
     bench.part("learn", 30, bench.learn)
-    bench.part("step", 60 if bench.is_cuda else 5, bench.step)
+    bench.part("step", 110 if bench.is_cuda else 5, bench.step)
+    if args.init:
+        bench.part("real", 60 if bench.is_cuda else 5, bench.real)
     print(bench.table())
     if bench.out:
         (bench.out / "azr_gpu.md").write_text(bench.table() + "\n")

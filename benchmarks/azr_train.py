@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -25,22 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "azr": ("TRR++, novelty guard, proposer learns", {}),
-    "paper": ("as azr, but the measuring solves are not learnt from", {"learn_rollouts": False}),
-    "hierarchical": ("as azr, each task its own baseline", {"advantage": {"algorithm": "hierarchical"}}),
-    "single-baseline": ("as azr, one baseline for all six", {"advantage": {"algorithm": "single"}}),
-    "frozen-proposer": ("as azr, only the solver learns", {"train_proposer": False}),
-    "no-novelty": ("as azr, repeats earn what they would anyway", {"reward": {"repeat": None}}),
-    "rlvr": ("the solver learns from our generator's tasks, nobody proposes", {}),
-    "rlvr-group": ("as rlvr, each task its own baseline", {"advantage": {"algorithm": "hierarchical"}}),
-    "frozen": ("the same work, nothing learns", {}),
-}
-
-
-def say(*words: object) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}]", *words, flush=True)
-
+from azr_many import VARIANTS, many, results_table, say, score_table
 
 # ---- pretraining ----
 
@@ -48,6 +32,7 @@ def say(*words: object) -> None:
 def pretrain(args: argparse.Namespace) -> None:
     import torch
 
+    from harena.azr import corpus
     from harena.azr import pretrain as p
 
     device = pick_device(args.device)
@@ -62,6 +47,7 @@ def pretrain(args: argparse.Namespace) -> None:
         micro_tokens=args.micro_tokens or (65_536 if is_cuda else 8_192),
         micro_batches=args.micro_batches,
         learning_rate=args.learning_rate,
+        mix=corpus.Mix(solve_ops=shares(args.solve_ops), propose_ops=shares(args.propose_ops)),
         save_every_s=60.0,
     )
     out = Path(args.out)
@@ -91,6 +77,10 @@ def pretrain(args: argparse.Namespace) -> None:
         out.with_suffix(".scores.json").write_text(json.dumps(scores, indent=1))
 
 
+def shares(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split("/"))
+
+
 # ---- self-play ----
 
 
@@ -102,9 +92,9 @@ def selfplay(args: argparse.Namespace) -> None:
     if args.cores:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     torch.set_num_threads(max(1, min(args.threads, len(os.sched_getaffinity(0)))))
-    from harena.azr import checkpoint, torch_engine, weights
+    from harena.azr import checkpoint, suite, torch_engine, weights
+    from harena.azr.run import HeldOutVerifier
     from harena.azr.tokenizer import ByteTokenizer
-    from harena.azr.verify import Verifier
 
     work = Path(args.work)
     work.mkdir(parents=True, exist_ok=True)
@@ -116,7 +106,8 @@ def selfplay(args: argparse.Namespace) -> None:
     engine = torch_engine.build(model=args.init, device=device, dtype=dtype_of(args, device), options=options)
     say(args.variant, args.seed, f"{engine.model.parameter_count():,} parameters on {device}")
     budget = args.minutes * 60
-    with Verifier(settings=config.executor.settings()) as verifier:
+    held_back = suite.digests(suite.tiny(per_cell=args.per_cell, seed=args.suite_seed))
+    with HeldOutVerifier(config.executor.settings(), held_back) as verifier:
         learner = Frozen(engine) if args.variant == "frozen" else engine
         trainer = trainer_of(args.variant, learner, verifier, config)
         place = checkpoint.latest(work / "checkpoints")
@@ -139,6 +130,8 @@ def selfplay(args: argparse.Namespace) -> None:
         longest = 0.0
         while trainer.number < args.iterations and time.perf_counter() - started + longest * 1.3 + reserve < budget:
             begun = time.perf_counter()
+            if args.decay:
+                trainer.config = slowed(config, 1.0 - (begun - started) / budget)
             iteration = trainer.iterate()
             rollouts += len(iteration.proposed) + len(iteration.solved)
             trained += int(iteration.metrics["rollouts"]["count"])
@@ -156,7 +149,7 @@ def selfplay(args: argparse.Namespace) -> None:
         last = {"iteration": trainer.number, "sampled": rollouts, "trained": trained, "held_out": values(after)}
         note(work, {**last, "final": True})
     result = {
-        "variant": args.variant,
+        "variant": args.label or args.variant,
         "seed": args.seed,
         "iterations": trainer.number,
         "rollouts": rollouts,
@@ -164,7 +157,7 @@ def selfplay(args: argparse.Namespace) -> None:
         "seconds": time.perf_counter() - started,
         "before": before,
         "after": after,
-        "held_out_programs_proposed": contamination(trainer, args.per_cell),
+        "held_out_programs_learnt_from": contamination(trainer, held_back),
         "tokens": engine.totals,
     }
     (work / "result.json").write_text(json.dumps(result))
@@ -172,6 +165,12 @@ def selfplay(args: argparse.Namespace) -> None:
         note_text = f"self-play {args.variant}, seed {args.seed}, {trainer.number} iterations, {rollouts} rollouts"
         weights.save(work / "final.safetensors", engine.model, engine.codec, form="int8", note=note_text)
     print(score_table({"before": before, "after": after}))
+
+
+def slowed(config: Any, share: float) -> Any:
+    """The same settings with a share of their learning rate."""
+    update = dataclasses.replace(config.update, learning_rate=config.update.learning_rate * max(0.02, share))
+    return dataclasses.replace(config, update=update)
 
 
 class Frozen:
@@ -249,8 +248,18 @@ def config_of(args: argparse.Namespace) -> Any:
         "buffer": {"references": args.references},
         "reward": {"repeat": -0.5},
         "prompt": {"shots": args.shots, "propose_tokens": args.propose_tokens, "solve_tokens": args.solve_tokens},
-        "update": {"learning_rate": args.learning_rate, "mini_batch": args.mini_batch, "entropy": args.entropy},
+        "update": {
+            "learning_rate": args.learning_rate,
+            "mini_batch": args.mini_batch,
+            "entropy": args.entropy,
+            "kl": args.kl,
+            "token_mean": args.loss_mean == "token",
+        },
     }
+    if args.learnability:
+        shape["reward"]["learnability"] = args.learnability
+    if args.algorithm:
+        shape["advantage"] = {"algorithm": args.algorithm}
     for name, value in VARIANTS[args.variant][1].items():
         shape[name] = {**shape.get(name, {}), **value} if isinstance(value, dict) else value
     return c.read(profile="laptop", **shape)
@@ -263,7 +272,8 @@ def held_out(engine: Any, verifier: Any, per_cell: int, seed: int, args: Any = N
     shots = getattr(args, "shots", 0)
     form = dataclasses.replace(prompts.COMPACT, shots=shots)
     how = evaluate.How(profile=form, max_new=96, seed=seed)
-    found = evaluate.evaluate(engine, verifier, suite.tiny(per_cell=per_cell), how).as_json()
+    items = suite.tiny(per_cell=per_cell, seed=getattr(args, "suite_seed", suite.SEED))
+    found = evaluate.evaluate(engine, verifier, items, how).as_json()
     path = getattr(args, "cruxeval", None)
     if path:
         items = suite.thinned(public_sets.cruxeval(path), args.cruxeval_items)
@@ -273,14 +283,12 @@ def held_out(engine: Any, verifier: Any, per_cell: int, seed: int, args: Any = N
     return found
 
 
-def contamination(trainer: Any, per_cell: int) -> int:
-    """Programs of the held-out suite that self-play wrote by itself: they were trained on, so they are counted."""
-    from harena.azr import suite
+def contamination(trainer: Any, held_back: frozenset[str]) -> int:
+    """Programs of the held-out suite that are in the buffers: there must be none."""
     from harena.azr.tasks import program_digest
 
-    banned = suite.digests(suite.tiny(per_cell=per_cell))
     buffers = trainer.buffers
-    return len({program_digest(e.task.program) for kind in trainer.config.kinds for e in buffers[kind]} & banned)
+    return len({program_digest(e.task.program) for kind in trainer.config.kinds for e in buffers[kind]} & held_back)
 
 
 def save(work: Path, trainer: Any, learner: Any) -> None:
@@ -323,122 +331,6 @@ def brief(line: dict[str, Any]) -> str:
     return " ".join(parts)
 
 
-# ---- several runs side by side ----
-
-
-def many(args: argparse.Namespace) -> None:
-    """Starts every run as a process of its own, each on its share of the cores, and puts what they wrote together."""
-    started = time.perf_counter()
-    out, work = Path(args.out), Path(args.work)
-    out.mkdir(parents=True, exist_ok=True)
-    work.mkdir(parents=True, exist_ok=True)
-    runs = [(name, int(seed)) for name, _, seed in (run.partition(":") for run in args.runs.split(","))]
-    for name, _ in runs:
-        if name not in VARIANTS:
-            raise SystemExit(f"variant {name!r}: there are {', '.join(VARIANTS)}")
-    cores = sorted(os.sched_getaffinity(0))
-    waves = [runs[first : first + args.parallel] for first in range(0, len(runs), args.parallel)]
-    deadline = started + args.minutes * 60
-    for number, wave in enumerate(waves):
-        minutes = (deadline - time.perf_counter()) / 60 / (len(waves) - number)
-        say(f"wave {number + 1} of {len(waves)}: {wave}, {minutes:.1f} minutes")
-        wave_started = [start(args, run, minutes, cores[place :: len(wave)]) for place, run in enumerate(wave)]
-        for run, process in zip(wave, wave_started, strict=True):
-            left = max(1.0, deadline + 20 - time.perf_counter())
-            try:
-                code = process.wait(timeout=left)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                code = process.wait()
-            say(f"{run} ended with {code}")
-            if code:
-                print(tail(work / f"{run[0]}-{run[1]}" / "log.txt", 12), flush=True)
-        gather(work, out)
-    print(results_table(out))
-
-
-def start(args: argparse.Namespace, run: tuple[str, int], minutes: float, cores: list[int]) -> subprocess.Popen[bytes]:
-    name, seed = run
-    work = Path(args.work) / f"{name}-{seed}"
-    work.mkdir(parents=True, exist_ok=True)
-    passed = [
-        "init", "device", "dtype", "batch", "samples", "references", "learning_rate", "mini_batch", "entropy",
-        "per_cell", "quick_per_cell", "evaluate_every", "rows", "iterations", "shots", "propose_tokens", "solve_tokens",
-        "cruxeval", "cruxeval_items", "warmup_steps", "max_places",
-    ]  # fmt: skip
-    command = [sys.executable, __file__, "selfplay", "--variant", name, "--seed", str(seed), "--work", str(work)]
-    command += ["--minutes", f"{minutes:.3f}", "--cores", ",".join(map(str, cores))]
-    for option in passed:
-        value = getattr(args, option)
-        if value is not None:
-            command += [f"--{option.replace('_', '-')}", str(value)]
-    command += ["--no-graph"] if args.no_graph else []
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, len(cores)))}
-    with (work / "log.txt").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-
-
-def gather(work: Path, out: Path) -> None:
-    """All runs in three files: curves.jsonl, results.json and the weights of the best azr run."""
-    results: list[dict[str, Any]] = []
-    with (out / "curves.jsonl").open("w", encoding="utf-8") as file:
-        for folder in sorted(path for path in work.iterdir() if path.is_dir()):
-            name, _, seed = folder.name.rpartition("-")
-            if (folder / "result.json").is_file():
-                results.append(json.loads((folder / "result.json").read_text()))
-            if (folder / "curve.jsonl").is_file():
-                for line in (folder / "curve.jsonl").read_text().splitlines():
-                    file.write(json.dumps({"variant": name, "seed": int(seed), **json.loads(line)}) + "\n")
-    (out / "results.json").write_text(json.dumps(results))
-    learnt = [one for one in results if one["variant"] == "azr"]
-    if learnt:
-        best = max(learnt, key=lambda one: one["after"]["scores"]["all"]["value"])
-        source = work / f"azr-{best['seed']}" / "final.safetensors"
-        if source.is_file():
-            shutil.copyfile(source, out / "azr.safetensors")
-
-
-def results_table(out: Path) -> str:
-    from harena.azr.scores import wilson
-
-    results = json.loads((out / "results.json").read_text()) if (out / "results.json").is_file() else []
-    lines = ["| run | iterations | rollouts | held-out before | after | gain | gained/lost items | 3-4 ops gain |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for one in results:
-        before, after = one["before"], one["after"]
-        won = sum(after["right"][item] > right for item, right in before["right"].items())
-        lost = sum(after["right"][item] < right for item, right in before["right"].items())
-        a, b = before["scores"]["all"], after["scores"]["all"]
-        hard = [mean_of(found, ("3 op", "4 op")) for found in (before, after)]
-        sure = wilson(won, won + lost) if won + lost else None
-        lines.append(
-            f"| {one['variant']} {one['seed']} | {one['iterations']} | {one['rollouts']:,} | {a['value']:.3f} "
-            f"[{a['low']:.3f}, {a['high']:.3f}] | {b['value']:.3f} [{b['low']:.3f}, {b['high']:.3f}] | "
-            f"{b['value'] - a['value']:+.3f} | {won}/{lost}{f' ({sure.low:.2f}-{sure.high:.2f})' if sure else ''} | "
-            f"{hard[1] - hard[0]:+.3f} |"
-        )
-    return "\n".join(lines)
-
-
-def mean_of(found: dict[str, Any], endings: tuple[str, ...]) -> float:
-    picked = [score["value"] for name, score in found["scores"].items() if name.endswith(endings)]
-    return sum(picked) / max(1, len(picked))
-
-
-def score_table(columns: dict[str, dict[str, Any]]) -> str:
-    names = list(next(iter(columns.values()))["scores"])
-    lines = [f"| held-out | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
-    for name in names:
-        cells = [found["scores"][name] for found in columns.values()]
-        shown = [f"{cell['value']:.3f} [{cell['low']:.3f}, {cell['high']:.3f}]" for cell in cells]
-        lines.append(f"| {name} | {' | '.join(shown)} |")
-    return "\n".join(lines)
-
-
-def tail(path: Path, lines: int) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.is_file() else ""
-
-
 def pick_device(name: str) -> str:
     import torch
 
@@ -465,6 +357,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--micro-tokens", type=int, default=0)
     one.add_argument("--micro-batches", type=int, default=2)
     one.add_argument("--learning-rate", type=float, default=2e-3)
+    one.add_argument("--solve-ops", default="0.40/0.35/0.17/0.08", help="shares of 1 to 4 operations to solve")
+    one.add_argument("--propose-ops", default="0.25/0.25/0.25/0.25", help="the same to propose")
     one.add_argument("--report-every", type=int, default=200)
     one.add_argument("--per-cell", type=int, default=100, help="held-out tasks of each kind and grade; 0: none")
     one.set_defaults(call=pretrain)
@@ -489,13 +383,24 @@ def parser() -> argparse.ArgumentParser:
         two.add_argument("--propose-tokens", type=int, default=128)
         two.add_argument("--solve-tokens", type=int, default=96)
         two.add_argument("--learning-rate", type=float, default=1e-4)
+        two.add_argument("--decay", type=int, default=0, help="1: the learning rate falls to zero with the minutes")
         two.add_argument("--mini-batch", type=int, default=1_024)
+        two.add_argument("--loss-mean", choices=["token", "sequence"], default="sequence")
+        two.add_argument("--learnability", choices=["paper", "authors", "quadratic"])
+        two.add_argument("--algorithm", help="of the advantages, instead of the variant's")
         two.add_argument("--warmup-steps", type=int, default=10)
         two.add_argument("--entropy", type=float, default=0.001)
+        two.add_argument("--kl", type=float, default=0.0, help="weight of the distance to the first policy")
         two.add_argument("--rows", type=int, default=1_024, help="sequences decoded side by side")
         two.add_argument("--max-places", type=int, default=768, help="room of a sequence on CUDA; grows when it must")
         two.add_argument("--no-graph", action="store_true", help="no CUDA graphs")
         two.add_argument("--per-cell", type=int, default=150, help="held-out tasks of each kind and grade")
+        two.add_argument(
+            "--suite-seed",
+            type=int,
+            default=20_250_506,
+            help="another one: other held-out tasks, to choose settings by",
+        )
         two.add_argument("--quick-per-cell", type=int, default=40, help="the same for looks on the way")
         two.add_argument("--evaluate-every", type=int, default=20)
         two.add_argument("--cruxeval", help="path of cruxeval.jsonl, evaluated before and after")
@@ -503,13 +408,16 @@ def parser() -> argparse.ArgumentParser:
         if name == "selfplay":
             two.add_argument("--variant", choices=list(VARIANTS), default="azr")
             two.add_argument("--seed", type=int, default=0)
+            two.add_argument("--label", help="what the run is called in tables")
             two.add_argument("--cores", help="processors to stay on, by number, comma-separated")
             two.add_argument("--threads", type=int, default=2)
             two.add_argument("--report-every", type=int, default=10)
             two.add_argument("--checkpoint-every", type=int, default=20)
         else:
             two.add_argument("--out", required=True)
-            two.add_argument("--runs", required=True, help="VARIANT:SEED, comma-separated")
+            two.add_argument(
+                "--runs", required=True, help="VARIANT:SEED, or LABEL=VARIANT:SEED:OPTION=VALUE; comma-separated"
+            )
             two.add_argument("--parallel", type=int, default=6)
         two.set_defaults(call=call)
 

@@ -11,7 +11,7 @@ from harena.azr.tasks import Kind
 from harena.errors import SpecError
 
 
-@pytest.mark.parametrize("name", ["laptop", "gpu1", "paper"])
+@pytest.mark.parametrize("name", ["laptop", "small", "gpu1", "paper"])
 def test_a_profile_survives_being_written_and_read(name: str) -> None:
     made = config.read(profile=name)
     assert made.profile == name
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, name: str, t
 def test_a_missing_file_and_an_unknown_profile_are_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"no\.yaml"):
         config.read(tmp_path / "no.yaml")
-    with pytest.raises(SpecError, match="laptop, gpu1, paper"):
+    with pytest.raises(SpecError, match="laptop, small, gpu1, paper"):
         config.read(profile="phone")
 
 

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from harena.azr.executor import Bounds, Executor, Job, Status
-from harena.azr.plain import is_plain
+from harena.azr.plain import is_plain, nodes_of
 from harena.azr.tasks import Answer, InductionTask, Kind, Proposal, Triplet
 from harena.azr.verify import Attempt, Checked, Validation, Verdict, Verifier, check_program
 from harena.errors import SpecError
@@ -169,12 +169,12 @@ NOT_PLAIN = (
 
 @pytest.mark.parametrize("program", PLAIN)
 def test_ordinary_programs_are_plain(program: str) -> None:
-    assert is_plain(ast.parse(program))
+    assert is_plain(nodes_of(ast.parse(program)))
 
 
 @pytest.mark.parametrize("program", NOT_PLAIN)
 def test_what_could_reach_the_interpreter_is_not_plain(program: str) -> None:
-    assert not is_plain(ast.parse(program))
+    assert not is_plain(nodes_of(ast.parse(program)))
 
 
 def test_check_program_says_more_than_yes_or_no() -> None:

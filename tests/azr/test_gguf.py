@@ -9,8 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from harena.azr import gguf, weights
-from harena.azr.model import ModelConfig
+from harena.azr.model import ModelConfig, from_hf_state
 from harena.errors import SpecError
 
 RNG = np.random.default_rng(11)
@@ -193,6 +195,39 @@ def test_a_model_and_its_tokenizer_load_from_one_file(tmp_path: Path) -> None:
     assert codec.decode([2, 3, 5]) == "ab c"
     assert codec.eos == (4,)
     np.testing.assert_array_equal(model.embed.weight.detach().numpy(), hf["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("piece", [1, 40, 1 << 19])
+def test_a_file_read_in_pieces_is_the_file(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tokenizers")
+    path, hf = small(tmp_path / "m.gguf", "llama")
+    monkeypatch.setattr(weights, "PIECE", piece)
+    for dtype in ("f32", "bf16"):
+        model, _ = weights.load(str(path), dtype=dtype)
+        state = {name: torch.from_numpy(value) for name, value in hf.items()}
+        for name, value in from_hf_state(model.config, state).items():
+            torch.testing.assert_close(model.state_dict()[name], value.to(weights.DTYPES[dtype]), rtol=0, atol=0)
+
+
+def test_rows_are_read_where_blocks_begin(tmp_path: Path) -> None:
+    path, hf = small(tmp_path / "m.gguf", "llama")
+    file = gguf.GgufFile(path)
+    np.testing.assert_array_equal(file.rows("token_embd.weight", 2, 5), hf["model.embed_tokens.weight"][2:5])
+    file.entries["token_embd.weight"] = gguf.Entry((6, 16), 8, 0)
+    with pytest.raises(SpecError, match="no whole number of Q8_0 blocks"):
+        file.rows("token_embd.weight", 1, 2)
+
+
+def test_only_control_tokens_end_a_text() -> None:
+    pytest.importorskip("tokenizers")
+    about = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "</s>", "<|im_end|>", "<|endoftext|>"],
+        "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": [1, 1, 3, 3], "tokenizer.ggml.eos_token_id": 2,
+    }  # fmt: skip
+    assert gguf.tokenizer_of(about)[1] == [2, 3]
+    del about["tokenizer.ggml.eos_token_id"], about["tokenizer.ggml.token_type"]
+    with pytest.raises(SpecError, match="no token that ends"):
+        gguf.tokenizer_of(about)
 
 
 def test_broken_files_are_refused_with_a_reason(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -105,5 +108,51 @@ def test_a_missing_sink_says_what_to_install(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(journal.importlib, "import_module", missing)
     with pytest.raises(journal.JournalError, match="pip install tensorboard"):
         journal.TensorBoard(tmp_path)
-    with pytest.raises(journal.JournalError, match="pip install wandb"):
+    with pytest.raises(journal.JournalError, match=r"pip install 'harena\[wandb\]'"):
         journal.Wandb(tmp_path, project="p", config={})
+
+
+def in_a_process(program: str, folder: Path, **environment: str) -> str:
+    """What a program with wandb prints: wandb keeps the first environment it sees, and a server beside the process."""
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'harena[wandb]'")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=100, check=False,
+        env=kept | {"HOME": str(folder)} | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_wandb_gets_the_numbers_and_nothing_else(tmp_path: Path) -> None:
+    program = """if True:
+        import socket, sys
+        from harena.azr import journal
+        socket.gethostname = lambda: "machine-of-mine"
+        sink = journal.Wandb(sys.argv[1] + "/run", project="p", config={"seed": 7})
+        with journal.Journal(sys.argv[1] + "/run", sinks=[sink]) as log:
+            log.write("step", iteration=1, reward=0.5)
+            log.write("sample", iteration=1, program="def f(secret): ...")
+            print("def f(printed): ...")
+    """
+    in_a_process(program, tmp_path, WANDB_MODE="offline")
+    (kept,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    data = kept.read_bytes()
+    assert b"step/reward" in data
+    assert b"seed" in data
+    assert not [word for word in (b"secret", b"printed", b"machine-of-mine") if word in data]
+    assert not list(kept.parent.glob("files/*"))
+
+
+def test_a_server_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    program = """if True:
+        import sys
+        from harena.azr import journal
+        try:
+            journal.Wandb(sys.argv[1] + "/run", project="p", config={})
+        except journal.JournalError as error:
+            print(error)
+    """
+    said = in_a_process(program, tmp_path, WANDB_BASE_URL="http://127.0.0.1:9")
+    assert "No API key" in said
+    assert said.endswith("(WANDB_MODE=offline needs no server)\n")

@@ -183,6 +183,21 @@ def test_a_frozen_proposer_is_not_learnt_from(verifier: Verifier) -> None:
     assert len(engine.rollouts) == 3 * 6
 
 
+@pytest.mark.parametrize(("anneal", "shares"), [(False, [1.0] * 4), (True, [1.0, 0.5, 0.02, 0.02])])
+def test_annealing_lowers_the_learning_rate_along_a_line(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch, anneal: bool, shares: list[float]
+) -> None:
+    one, engine = trainer(verifier, dataclasses.replace(SMALL, anneal=anneal, iterations=2))
+    rates: list[float] = []
+    step = engine.step
+    monkeypatch.setattr(
+        engine, "step", lambda rollouts, update: rates.append(update.learning_rate) or step(rollouts, update)
+    )
+    for _ in shares:
+        one.iterate()
+    assert rates == pytest.approx([share * SMALL.update.learning_rate for share in shares])
+
+
 def test_one_kind_alone_can_be_trained(verifier: Verifier) -> None:
     one, engine = trainer(verifier, dataclasses.replace(SMALL, kinds=(Kind.ABDUCTION,)))
     one.seed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,6 +26,9 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.seen: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.answer: Callable[[dict[str, Any], int], Answer] = lambda body, _: (200, completions(body))
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        del request, client_address  # a client that has given up
 
     @property
     def url(self) -> str:
@@ -74,7 +78,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_engine.time, "sleep", lambda _: None)
+    monkeypatch.setattr(openai_engine, "PAUSE_S", 0.0)
     monkeypatch.delenv(openai_engine.KEY_VARIABLE, raising=False)
 
 
@@ -97,7 +101,7 @@ def test_completions_come_in_the_order_of_the_requests(server: Server) -> None:
 
 
 def test_logprobs_and_token_ids_are_taken_where_given(server: Server) -> None:
-    ((one,),) = engine(server, token_ids=True).generate([request("p")], Sampling(seed=1))
+    ((one,),) = engine(server, token_ids=True, logprobs=True).generate([request("p")], Sampling(seed=1))
     assert one == Completion(prompt_ids=(7,), ids=(1, 2), logprobs=(-0.5, -1.0), text="p#0", finished=True)
     assert server.seen[0][1]["return_token_ids"] is True
 
@@ -172,6 +176,61 @@ def test_log_probabilities_that_are_none_are_left_out(server: Server, logprobs: 
     server.answer = lambda body, _: (200, {"choices": [{"text": "a", "logprobs": logprobs, "token_ids": ["1"]}]})
     ((one,),) = engine(server).generate([request("p")], Sampling(seed=1))
     assert (one.logprobs, one.ids) == ((), ())
+
+
+def test_log_probabilities_are_read_as_llama_cpp_writes_them(server: Server) -> None:
+    logprobs = {"content": [{"id": 216, "token": " ", "logprob": -0.5}, {"id": 34, "token": "2", "logprob": -1}]}
+    server.answer = lambda body, _: (200, {"choices": [{"text": " 2", "logprobs": logprobs}]})
+    ((one,),) = engine(server, logprobs=True).generate([request("p")], Sampling(seed=1))
+    assert one.logprobs == (-0.5, -1.0)
+
+
+def test_a_server_that_gives_one_completion_at_a_time_is_asked_for_the_rest(server: Server) -> None:
+    server.answer = lambda body, _: (200, {"choices": [{"text": str(body["seed"])}]})
+    ((*several,),) = engine(server).generate([request("p", 3)], Sampling(seed=1))
+    assert len({one.text for one in several}) == 3
+    assert [body["n"] for _, body, _ in server.seen] == [3, 2, 1]
+
+
+def test_a_server_that_refuses_several_completions_is_asked_for_one_each(server: Server) -> None:
+    server.answer = lambda body, _: (
+        (400, "only one choice") if body["n"] > 1 else (200, {"choices": [{"text": str(body["seed"])}]})
+    )
+    own = engine(server, concurrency=1)
+    ((*several,), (*more,)) = own.generate([request("p", 3), request("q", 2)], Sampling(seed=1))
+    assert (len(several), len(more)) == (3, 2)
+    assert [body["n"] for _, body, _ in server.seen] == [3, 1, 1, 1, 1, 1]
+
+
+def test_a_server_that_does_not_sample_is_refused_where_it_should(server: Server) -> None:
+    server.answer = lambda body, _: (200, {"choices": [{"text": body["prompt"] * 20}] * body["n"]})
+    requests = [request(prompt, 8) for prompt in "pqr"]
+    with pytest.raises(ServerError, match="does not sample"):
+        engine(server).generate(requests, Sampling(seed=1))
+    own = engine(server)
+    for kind in (Sampling(seed=1, greedy=True), Sampling(seed=1, temperature=0.1)):
+        assert len(own.generate(requests, kind)) == 3
+    assert len(own.generate(requests[:2], Sampling(seed=1))) == 2  # too few to tell
+
+
+def test_an_error_does_not_wait_for_other_requests(server: Server) -> None:
+    never, slow = threading.Event(), threading.Event()
+
+    def answer(body: dict[str, Any], _: int) -> Answer:
+        if body["prompt"] == "slow":
+            slow.set()
+            never.wait(60)
+        slow.wait(60)
+        return 404, "no such model"
+
+    server.answer = answer
+    begun = time.monotonic()
+    try:
+        with pytest.raises(ServerError, match="no such model"):
+            engine(server).generate([request("slow"), request("wrong")], Sampling(seed=1))
+        assert time.monotonic() - begun < 30
+    finally:
+        never.set()
 
 
 def test_the_key_is_sent_and_only_when_there_is_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,9 +60,54 @@ def test_shots_come_before_the_question() -> None:
     for kind in Kind:
         question = prompts.render_solve(kind, task_of(kind))
         with_shots = prompts.render_solve(kind, task_of(kind), profile=profile)
-        assert with_shots.endswith(prompts.END + question)
+        assert prompts.END + question.removesuffix("(") in with_shots
         assert with_shots.count(prompts.END) == 3
     assert prompts.render_propose(Kind.INDUCTION, [TASK], profile=profile).count(prompts.END) == 4
+
+
+def test_with_shots_prompts_end_within_a_line_and_answers_are_read_from_there() -> None:
+    profile = dataclasses.replace(COMPACT, shots=4)
+    for kind in Kind:
+        asked = prompts.render_solve(kind, task_of(kind), profile=profile)
+        whole = prompts.render_solve(kind, task_of(kind)) + prompts.completion_for_solve(kind, task_of(kind))
+        ending = asked.rpartition(prompts.END)[2]
+        assert whole.startswith(ending)
+        assert not asked.endswith(("\n", "(", " "))
+        wanted = prompts.parse_solve(kind, prompts.completion_for_solve(kind, task_of(kind)))
+        assert prompts.parse_solve(kind, whole.removeprefix(ending), profile=profile) == wanted
+        asked = prompts.render_propose(kind, [TASK], profile=profile)
+        assert not asked.endswith(("\n", "(", " "))
+    assert isinstance(prompts.parse_solve(Kind.ABDUCTION, "oo(1)", profile=profile), FormatError)
+
+
+def test_with_shots_what_follows_an_answer_or_a_proposal_is_not_read() -> None:
+    profile = dataclasses.replace(COMPACT, shots=1)
+    for kind, text in ((Kind.DEDUCTION, " 4\n```"), (Kind.ABDUCTION, "(4)\nassert True")):
+        assert prompts.parse_solve(kind, text, profile=profile) == Answer(kind=kind, text="4")
+    for kind in (Kind.DEDUCTION, Kind.ABDUCTION):
+        found = prompts.parse_propose(kind, "(x):\n    return x\nf(1)\nf(2)\nprint(3)", profile=profile)
+        assert found == Proposal(kind=kind, program="def f(x):\n    return x", inputs=("1",))
+        assert isinstance(prompts.parse_propose(kind, "(x):\n    return x", profile=profile), FormatError)
+    for count, good in ((5, False), (6, True), (7, True)):
+        text = " Repeats.\n" + "\n".join(f"f({n})" for n in range(count))
+        found = prompts.parse_propose(Kind.INDUCTION, text, profile=profile, reference=TASK)
+        assert isinstance(found, Proposal) == good
+
+
+def test_with_shots_a_completion_ends_where_others_go_on() -> None:
+    profile = dataclasses.replace(COMPACT, shots=1)
+    assert profile.stop[:1] == COMPACT.stop
+    assert len(profile.stop) <= 4, "servers take four at most"
+    for kind in Kind:
+        answer = prompts.completion_for_solve(kind, task_of(kind))
+        assert not any(stop in answer for stop in prompts.OVERRUNS)
+
+
+def test_shots_stand_in_for_references_that_a_buffer_does_not_have_yet() -> None:
+    profile = dataclasses.replace(COMPACT, shots=4)
+    asked = prompts.render_propose(Kind.DEDUCTION, [prompts.SHOTS[0], TASK], profile=profile)
+    for one in (*prompts.SHOTS, TASK):
+        assert asked.count(f"{one.program}\nf({one.input})") == 1
 
 
 def test_references_are_shown_in_order() -> None:

@@ -84,3 +84,4 @@ def test_a_tokenizers_backend_serves_as_codec() -> None:
     assert codec.encode("abb") == [2, 1]
     assert codec.pieces() == ["a", "b", "ab", ""]
     assert codec.decode([2, 3]) == "ab"
+    assert 3 not in codec.encode("a<|end|>b")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
-from harena.azr import decode, flash, torch_engine  # noqa: E402
+from harena.azr import decode, engines, flash, torch_engine  # noqa: E402
 from harena.azr.engine import Completion, Request, Rollout, Sampling, Update  # noqa: E402
 from harena.azr.learner import LearnSettings, token_stats  # noqa: E402
 from harena.azr.model import Model, ModelConfig  # noqa: E402
@@ -346,3 +347,14 @@ def test_a_graph_that_cannot_be_recorded_is_done_without(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     asked = requests(n=2)
     assert made.generate(asked, Sampling(seed=3)) == engine().generate(asked, Sampling(seed=3))
+
+
+def test_threads_wait_briefly_unless_a_person_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1")  # so that what was there before comes back
+    for given, wanted in (({}, engines.SPINS), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")):
+        for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        engines.wait_briefly()
+        assert os.environ.get("GOMP_SPINCOUNT") == wanted

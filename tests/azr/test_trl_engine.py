@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import trl_worker
+from trl_worker import settings
 
-from harena.azr import advantages, journal, trl_engine
-from harena.azr import config as configs
-from harena.azr.config import Config
+from harena.azr import advantages, journal, trl_engine, trl_writer
 from harena.azr.engine import Completion, Request, Rollout, Sampling
 from harena.azr.tasks import Kind, Role
 from harena.errors import SpecError
@@ -21,41 +23,10 @@ from harena.errors import SpecError
 pytest.importorskip("trl", reason="trl is not installed: pip install trl")
 pytestmark = pytest.mark.filterwarnings("default")  # TRL and what it imports warn about themselves
 
-SMALL: dict[str, Any] = {
-    "iterations": 2, "batch": 4, "rollouts": 2, "seed_factor": 1, "seed_rounds": 1, "evaluate_every": 1,
-    "prompt": {"propose_tokens": 10, "solve_tokens": 6}, "update": {"mini_batch": 12, "learning_rate": 1e-3},
-    "engine": {"name": "trl", "model": "random", "device": "cpu", "options": {"micro_batch": 6, "rows": 16}},
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    import tokenizers
-    import transformers
-
-    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    vocab = {"<pad>": 0, "<end>": 1} | {letter: 2 + number for number, letter in enumerate(sorted(letters))}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<end>")
-
-
-def model(tokenizer: Any) -> Any:
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    shape = transformers.Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=512, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
-    return transformers.Qwen2ForCausalLM(shape)
-
-
-def settings(**changes: Any) -> Config:
-    return configs.from_dict(SMALL | changes, configs.PROFILES["laptop"])
+    return trl_worker.tokenizer()
 
 
 class Shell:
@@ -69,7 +40,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def engine(tokenizer: Any) -> trl_engine.TrlEngine:
-    return trl_engine.TrlEngine(tokenizer, rows=4, trainer=Shell(model(tokenizer)))
+    return trl_engine.TrlEngine(tokenizer, rows=4, trainer=Shell(trl_worker.model()))
 
 
 def test_writing_keeps_order_limits_and_seeds(engine: trl_engine.TrlEngine) -> None:
@@ -103,17 +74,17 @@ def test_log_probabilities_are_those_of_the_model(engine: trl_engine.TrlEngine) 
 def test_top_p_leaves_the_likeliest_tokens(engine: trl_engine.TrlEngine, top_p: float) -> None:
     import torch
 
-    recorder = trl_engine._Recorder(Sampling(seed=0, top_p=top_p))
+    recorder = trl_writer.Recorder(Sampling(seed=0, top_p=top_p))
     scores = torch.log(torch.tensor([[0.5, 0.1, 0.25, 0.15]]))
     kept = torch.isfinite(recorder(torch.zeros(1, 1, dtype=torch.long), scores))[0].tolist()
     assert kept == ([True, False, False, False] if top_p == 0.3 else [True, False, True, True])
 
 
-def test_a_stop_string_ends_a_completion(engine: trl_engine.TrlEngine, tokenizer: Any) -> None:
+def test_a_stop_string_ends_a_completion(tokenizer: Any) -> None:
     row = [*tokenizer("ab\n\n")["input_ids"], 0, 0]
-    assert engine._end(row, ("\n\n",)) == (4, True)
-    assert engine._end(row[:3], ("\n\n",)) == (3, False)
-    assert engine._end([5, 1, 0, 0], ("\n\n",)) == (2, True)
+    assert trl_writer.end_of(tokenizer, row, ("\n\n",), ends=[1]) == (4, True)
+    assert trl_writer.end_of(tokenizer, row[:3], ("\n\n",), ends=[1]) == (3, False)
+    assert trl_writer.end_of(tokenizer, [5, 1, 0, 0], ("\n\n",), ends=[1]) == (2, True)
 
 
 def rollout(role: Role, kind: Kind, reward: float) -> Rollout:
@@ -149,7 +120,7 @@ def test_a_run_learns_and_its_advantages_are_those_of_trr(
     import torch
     import trl
 
-    own = model(tokenizer)
+    own = trl_worker.model()
     before = {name: value.clone() for name, value in own.state_dict().items()}
     kept: list[tuple[list[float], list[float]]] = []
     original = trl.GRPOTrainer._generate_and_score_completions
@@ -183,3 +154,129 @@ def test_a_run_learns_and_its_advantages_are_those_of_trr(
     assert [record["iteration"] for record in records if record["kind"] == "eval"] == [0, 1, 2]
     assert json.loads((tmp_path / "run" / trl_engine.MODEL / "config.json").read_text())["hidden_size"] == 16
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_run_that_goes_on_ends_where_the_other_did(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def rewards(azr_reward: list[float], completion_ids: list[list[int]], **_: object) -> list[float]:
+        return [float(sum(ids) % 7) for ids in completion_ids]  # so that what was sampled decides what is learnt
+
+    def trained(folder: Path, iterations: int, *, resume: bool = False) -> Any:
+        own = trl_worker.model()
+        config = settings(iterations=iterations, checkpoint_every=1, evaluate_every=0)
+        trl_engine.train(folder, config, per_cell=0, model=own, tokenizer=tokenizer, resume=resume)
+        return own.state_dict()
+
+    monkeypatch.setattr(trl_engine, "rewards_of", rewards)
+    whole = trained(tmp_path / "whole", 3)
+    half = trained(tmp_path / "half", 2)
+    gone_on = trained(tmp_path / "half", 3, resume=True)
+    assert any(not torch.equal(whole[name], half[name]) for name in whole)
+    assert all(torch.equal(whole[name], gone_on[name]) for name in whole)
+    records = journal.read(tmp_path / "half")
+    assert [record["iteration"] for record in records if record["kind"] == "step"] == [1, 2, 3]
+
+    with pytest.raises(SpecError, match="--iterations"):
+        trained(tmp_path / "half", 3, resume=True)
+    shutil.rmtree(tmp_path / "half" / trl_engine.CHECKPOINTS)
+    with pytest.raises(SpecError, match="is gone"):
+        trained(tmp_path / "half", 4, resume=True)
+
+
+class Vllm:
+    """As much of TRL's vLLM as writing needs: repeats the last token of a prompt, and then ends."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[float, float, int, object]] = []
+        self.synced = 0
+
+    def generate(self, *, prompts: list[list[int]], images: None, num_generations: int) -> Any:
+        assert num_generations == 1
+        self.asked.append((self.temperature, self.top_p, self.max_completion_length, self.generation_kwargs))
+        rows = [[prompt[-1]] * (self.max_completion_length - 1) + [1] for prompt in prompts]
+        return prompts, rows, [[[None if at == 0 else -0.5] for at, _ in enumerate(row)] for row in rows], None
+
+    def sync_weights(self) -> None:
+        self.synced += 1
+
+
+def test_vllm_is_asked_as_trl_keeps_it(tokenizer: Any) -> None:
+    shell = Shell(None)
+    shell.use_vllm, shell.vllm_generation = True, Vllm()
+    own = trl_engine.TrlEngine(tokenizer, rows=8, trainer=shell)
+    requests = [
+        Request(prompt="x =a", max_new=4),
+        Request(prompt="=b", max_new=3, n=2),
+        Request(prompt="=\n", max_new=4),
+    ]
+    found = own.generate(requests, Sampling(seed=1, temperature=0.7, stop=("\n\n",)))
+    assert shell.vllm_generation.asked == [(0.7, 1.0, 4, {"stop": ["\n\n"]})]
+    assert [[one.text for one in group] for group in found] == [["aaa"], ["bbb", "bbb"], [""]]
+    assert [[one.finished for one in group] for group in found] == [[True], [False, False], [True]]
+    assert math.isnan(found[0][0].logprobs[0])
+    assert found[0][0].logprobs[1:] == (-0.5, -0.5, -0.5)
+    assert len(found[2][0].ids) == 2
+    trl_writer.of(shell, tokenizer).refresh()
+    assert shell.vllm_generation.synced == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"vllm": "colocate"}, "not installed"), ({"vllm": "yes"}, "colocate or server"),
+        ({"vllm_tensor_parallel_size": 2}, "set vllm"), ({"vllm": "colocate", "vllm_cats": 2}, "vllm_cats"),
+        ({"threads": 2}, "knows gradient_checkpointing, micro_batch, rows, vllm"), ({"micro_batch": 5}, "micro_batch=5"),
+        ({"rows": "many"}, "rows='many'"), ({"rows": 0}, "rows >= 1"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_had_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], text: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(SpecError, match=text):
+        trl_engine.arguments(tmp_path, settings(engine={"options": options}))
+
+
+def test_processes_must_divide_the_mini_batch() -> None:
+    trl_engine.check(settings(), processes=4)
+    with pytest.raises(SpecError, match="5 processes"):
+        trl_engine.check(settings(), processes=5)
+
+
+def test_rows_that_trl_shares_out_otherwise_are_refused() -> None:
+    rows = {"row": ["a", "a", "b", "b"], "azr_reward": [1.0, 2.0, 3.0, 4.0]}
+    assert trl_engine.share_of(rows, ["b", "b"], 1) == {"azr_reward": [3.0, 4.0]}
+    with pytest.raises(trl_engine.TrlMismatch):
+        trl_engine.share_of(rows, ["a", "b"], 0)
+
+
+def test_the_command_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    from harena import cli
+    from harena.azr import weights
+    from harena.azr.model import Model, ModelConfig
+    from harena.azr.tokenizer import ByteTokenizer
+
+    torch.manual_seed(0)
+    codec = ByteTokenizer()
+    shape = ModelConfig(vocab=codec.vocab, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, feed=16)
+    own = Model(shape)
+    for value in own.parameters():
+        torch.nn.init.normal_(value, std=0.3)
+    weights.save(tmp_path / "own.safetensors", own, codec)
+    small = trl_worker.SETTINGS | {
+        "engine": {"name": "trl", "device": "cpu", "model": str(tmp_path / "own.safetensors")}
+    }
+    (tmp_path / "small.json").write_text(json.dumps(small))
+    out = ["--out", str(tmp_path / "run"), "--eval-tasks", "1"]
+    assert cli.main(["azr", "train", "--config", str(tmp_path / "small.json"), "--iterations", "1", *out]) == 0
+    first = capsys.readouterr().out
+    assert cli.main(["azr", "train", "--resume", "--iterations", "2", "--json", *out]) == 0
+    assert "1 iterations" in first
+    assert json.loads(capsys.readouterr().out)["iterations"] == 2
+    assert cli.main(["azr", "eval", "--run", str(tmp_path / "run"), "--limit", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["suite"] == "tiny"

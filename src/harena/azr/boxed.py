@@ -75,8 +75,9 @@ def run(program: str, calls: list[str], max_chars: int) -> tuple[str, Any]:
         exec(compile(program, "<task>", "exec", dont_inherit=True), names)
         function = names["f"]
         outputs: list[str] = []
+        codes = {call: compile("(" + call + ",)" if call else "()", "<call>", "eval") for call in calls}
         for call in calls:
-            arguments = eval("(" + call + ",)", {}) if call else ()  # noqa: S307
+            arguments = eval(codes[call], {})  # noqa: S307
             value = function(*arguments)
             outputs.append(show(value, [max_chars]))
         return "ok", outputs

@@ -191,23 +191,26 @@ def _print_json(data: object) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from harena.azr import engines, run, show, suite
+    from harena.azr import engines, ranks, run, show, suite
 
     folder = Path(args.out)
     config = _train_config(args, folder)
     per_cell = suite.PER_CELL if args.eval_tasks is None else args.eval_tasks
-    sinks = _sinks(args, folder, config)
+    sinks = _sinks(args, folder, config) if ranks.is_first() else []
+    outcome: run.Outcome | None
     try:
         if config.engine.name == "trl":
             from harena.azr import trl_engine
 
-            outcome = trl_engine.train(folder, config, sinks=sinks, per_cell=per_cell, say=_say)
+            outcome = trl_engine.train(folder, config, sinks=sinks, per_cell=per_cell, resume=args.resume, say=_say)
         else:
             make = engines.learning
             outcome = run.train(folder, config, make, sinks=sinks, per_cell=per_cell, resume=args.resume, say=_say)
     except KeyboardInterrupt:
         _say(f"interrupted: `harena azr train --out {folder} --resume` goes on from the last checkpoint")
         raise
+    if outcome is None:  # one of several processes, and the first has it
+        return OK
     if args.json:
         _print_json(
             {
@@ -254,9 +257,11 @@ def _train_config(args: argparse.Namespace, folder: Path) -> Config:
 
 def _sinks(args: argparse.Namespace, folder: Path, config: Config) -> list[Sink]:
     from harena.azr import config as configs
-    from harena.azr import journal
+    from harena.azr import journal, run
 
     sinks: list[Sink] = []
+    if not args.resume:
+        run.check_free(folder)  # before anything is started elsewhere
     if args.tensorboard:
         sinks.append(journal.TensorBoard(folder))
     if args.wandb:

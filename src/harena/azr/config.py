@@ -164,6 +164,8 @@ class Config:
     """False: proposals are made and judged, but not learnt from."""
     learn_rollouts: bool = False
     """True: the sampled solves that measure a task are learnt from, too. `hierarchical` needs it to compare."""
+    anneal: bool = False
+    """True: the learning rate falls with the iterations, along a line from all of it to a fiftieth."""
     temperature: float = 1.0
     top_p: float = 1.0
     checkpoint_every: int = 10
@@ -217,6 +219,21 @@ PROFILES: dict[str, Config] = {
         buffer=BufferConfig(references=2),
         executor=ExecutorConfig(wall_s=1.0, patient=False, output_chars=200),
         update=_TINY,
+    ),
+    "small": Config(
+        profile="small",
+        iterations=70,
+        batch=128,
+        seed_factor=2,
+        seed_rounds=8,
+        learn_rollouts=True,
+        anneal=True,
+        prompt=PromptConfig(propose_tokens=128),
+        reward=RewardConfig(repeat=-0.5),
+        advantage=AdvantageConfig(algorithm=Algorithm.HIERARCHICAL),
+        buffer=BufferConfig(references=3),
+        executor=ExecutorConfig(wall_s=1.0, patient=False, output_chars=200),
+        update=Update(learning_rate=1e-4, mini_batch=1_024, kl=0.2, token_mean=False),
     ),
     "gpu1": Config(
         profile="gpu1",

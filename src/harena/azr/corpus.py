@@ -11,7 +11,7 @@ import multiprocessing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
-from queue import Full
+from queue import Empty, Full
 from random import Random
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from harena.azr import programs, prompts
 from harena.azr.tasks import InductionTask, Kind, Role, Task, Triplet
 from harena.azr.tokenizer import ByteTokenizer
+from harena.errors import HarenaError
 
 Array = np.ndarray[Any, Any]
 
@@ -152,6 +153,15 @@ def _work(stream: Stream, queue: Any, stop: Any) -> None:
             return
 
 
+def _next(queue: Any, process: BaseProcess) -> tuple[Array, Array, Array]:
+    while True:
+        try:
+            return queue.get(timeout=2.0)
+        except Empty:
+            if not process.is_alive():
+                raise HarenaError(f"a process that writes documents ended by itself ({process.exitcode})") from None
+
+
 class Workers:
     """Streams made by other processes, taken in turn: the order does not depend on which is quicker."""
 
@@ -175,8 +185,8 @@ class Workers:
 
     def batches(self) -> Iterator[Batch]:
         while True:
-            for queue in self._queues:
-                yield Batch(*queue.get())
+            for queue, process in zip(self._queues, self._processes, strict=True):
+                yield Batch(*_next(queue, process))
 
     def close(self) -> None:
         self._stop.set()

@@ -1,9 +1,9 @@
 """Sampling many completions at once from one model, on CPU or CUDA.
 
-Promises: a prompt is read once for all its samples; rows that end are refilled from what waits, and when nothing waits
-the batch shrinks; on CUDA one recorded graph runs a whole step with its sampling in it, and the host looks only every
-few steps; the same seed, prompts and weights give the same tokens (bit for bit on CPU). Falls back to plain calls,
-with a warning, when a graph cannot be recorded. Does not know tasks, rewards or learning.
+Promises: on CUDA one recorded graph runs a whole step with its sampling in it, and the host looks only every few steps;
+the same seed, prompts and weights give the same tokens (bit for bit on CPU). Falls back to plain calls, with a warning,
+when a graph cannot be recorded. Which completion is in which row is for seats.py. Does not know tasks, rewards or
+learning.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -14,23 +14,22 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from harena.azr import flash
+from harena.azr import flash, lean
 from harena.azr.model import Cache, Model, RowKernels, project, rest
+from harena.azr.seats import Job, Seats, SharedSeats, is_worth_sharing, row_bucket, up
+from harena.azr.shared import SharedPrompts
 from harena.azr.stops import Stops
 from harena.errors import SpecError
 
 log = logging.getLogger(__name__)
 
 PLACES_STEP = 128
-PREFILL_TOKENS = {"cpu": 4_096, "cuda": 65_536}
-"""Tokens of prompts read in one call, padding counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,22 +46,6 @@ class DecodeSettings:
     """Use our attention kernel on CUDA where it works and agrees with the plain form."""
     max_places: int = 0
     """Room of a row, prompt and completion together; 0 takes what the first call needs and grows."""
-
-
-@dataclass(slots=True)
-class Job:
-    """One completion to sample."""
-
-    prompt: int
-    """Index into the prompts."""
-    limit: int
-    """Tokens it may have."""
-    tag: Any
-    ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    entropy: float = 0.0
-    ended: bool = False
-    """By an end token or a stop text, not by the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +90,13 @@ def pick(scores: Tensor, noise: Tensor, logp: Tensor) -> tuple[Tensor, Tensor]:
     return token, logp.gather(-1, token[:, None])[:, 0]
 
 
+def draw(scores: Tensor, generator: torch.Generator) -> Tensor:
+    """A sample of softmax(scores), as a walk up the ladder of chances: one random number a row, not one a token."""
+    ladder = scores.exp().cumsum(-1, dtype=torch.float64)
+    mark = torch.rand((ladder.shape[0], 1), generator=generator, dtype=torch.float64) * ladder[:, -1:]
+    return torch.searchsorted(ladder, mark, right=True)[:, 0].clamp_(max=scores.shape[-1] - 1)
+
+
 @dataclass(slots=True)
 class _SampleKernels:
     measure: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = measure
@@ -116,13 +106,16 @@ class _SampleKernels:
 def choose(
     logits: Tensor, sampler: Sampler, heat: Tensor, generator: torch.Generator | None, how: _SampleKernels
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A token a row, its log probability and the entropy of what it was drawn from."""
+    """A token a row, its log probability and the entropy of what it was drawn from. `generator`: of a processor."""
     logp, entropy = how.measure(logits, heat)
     if sampler.greedy:
         token = logp.argmax(-1)
         return token, logp.gather(-1, token[:, None])[:, 0], entropy
     scores = logp if sampler.top_p >= 1 else _nucleus(logp, sampler.top_p)
-    noise = torch.empty_like(logp).exponential_(generator=generator)
+    if generator is not None:
+        token = draw(scores, generator)
+        return token, logp.gather(-1, token[:, None])[:, 0], entropy
+    noise = torch.empty_like(logp).exponential_()
     token, logprob = how.pick(scores, noise, logp)
     return token, logprob, entropy
 
@@ -169,17 +162,18 @@ class Decoder:
         if not waiting:
             return
         need = max(len(prompts[job.prompt]) + job.limit for job in waiting)
-        rows = min(self.settings.rows, _row_bucket(len(waiting), self.settings.rows, self.is_cuda))
+        rows = min(self.settings.rows, row_bucket(len(waiting), self.settings.rows, self.is_cuda))
         self._reserve(rows, need, max(job.limit for job in waiting))
         self._seed(seed)
-        _Run(self, prompts, waiting, sampler, stops, rows, on_done).go()
+        shared = self.model.is_lean() and is_worth_sharing(prompts, waiting)
+        (SharedSeats if shared else Seats)(self, prompts, waiting, sampler, stops, rows, on_done).go()
 
     def _reserve(self, rows: int, places: int, width: int) -> None:
         """Room for a call. Grows only; what a graph has recorded is dropped with the memory it points to."""
         settings = self.settings
         rows = max(rows, settings.rows if self.is_cuda else rows)
-        places = max(_up(places + settings.check_every, PLACES_STEP), settings.max_places)
-        width = _up(width, 64)
+        places = max(up(places + settings.check_every, PLACES_STEP), settings.max_places)
+        width = up(width, 64)
         state, cache = self._state, self._cache
         if cache is None or cache.rows < rows or cache.places < places:
             self._graphs.clear()
@@ -226,10 +220,20 @@ class Decoder:
 
     def _step(self, rows: int, places: int, sampler: Sampler) -> None:
         s = self.state
-        live, count = s.live[:rows], s.count[:rows]
         # A row that has ended may stand beyond the places looked at; it must not write outside them.
         place = s.at[:rows].clamp(max=places - 1)
-        logits = self.model.step(s.ids[:rows], place, self._view(rows, places), self._kernels)
+        self._take(self.model.step(s.ids[:rows], place, self._view(rows, places), self._kernels), rows, sampler)
+
+    def step_shared(self, rows: int, places: int, sampler: Sampler, prompts: SharedPrompts) -> None:
+        """As `step`; `places` are those of what the rows have written themselves."""
+        s = self.state
+        place = s.count[:rows].clamp(max=places - 1)
+        self._take(prompts.step(s.ids[:rows], s.at[:rows], place, self._view(rows, places)), rows, sampler)
+
+    def _take(self, logits: Tensor, rows: int, sampler: Sampler) -> None:
+        """Samples, and notes what the rows that live have written."""
+        s = self.state
+        live, count = s.live[:rows], s.count[:rows]
         token, logprob, entropy = choose(logits, sampler, s.heat, self._generator, self._sample_kernels)
         row = torch.arange(rows, device=self.device)
         at = count.clamp(max=s.out.shape[1] - 1)
@@ -284,158 +288,11 @@ class Decoder:
             live.copy_(kept)
 
 
-class _Run:
-    """One call of `Decoder.run`: which job sits in which row, and what the host knows of it."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        prompts: Sequence[Sequence[int]],
-        waiting: deque[Job],
-        sampler: Sampler,
-        stops: Stops,
-        rows: int,
-        on_done: Callable[[Job], None],
-    ) -> None:
-        self.d = decoder
-        self.prompts = prompts
-        self.waiting = waiting
-        self.sampler = sampler
-        self.stops = stops
-        self.rows = rows
-        self.on_done = on_done
-        self.seats: list[Job | None] = [None] * rows
-        self.places = [0] * rows
-        """For each row the place that its next token is written to; the host counts along."""
-
-    def go(self) -> None:
-        s = self.d.state
-        s.live.zero_()
-        s.heat.fill_(self.sampler.temperature)
-        s.ends.copy_(torch.from_numpy(self.stops.ending_tokens))
-        every = self.d.settings.check_every
-        while True:
-            self._fill()
-            if not any(self.seats):
-                return
-            deepest = max(place for seat, place in zip(self.seats, self.places, strict=True) if seat)
-            places = self.d.places_for(deepest + every + 1)
-            for _ in range(every):
-                self.d.step(self.rows, places, self.sampler)
-            self.places = [place + every for place in self.places]
-            self._collect()
-            self._shrink()
-
-    def _fill(self) -> None:
-        free = [row for row, seat in enumerate(self.seats) if seat is None]
-        # A refill of few rows is not worth a prefill, unless nothing else goes on.
-        if not self.waiting or len(free) < min(len(self.waiting), max(1, self.rows // 8)):
-            return
-        budget = PREFILL_TOKENS["cuda" if self.d.is_cuda else "cpu"]
-        while free and self.waiting:
-            width = len(self.prompts[self.waiting[0].prompt])
-            taken: dict[int, list[Job]] = {}
-            while len(free) > sum(map(len, taken.values())) and self.waiting:
-                prompt = self.waiting[0].prompt
-                if prompt not in taken and taken and (len(taken) + 1) * width > budget:
-                    break
-                taken.setdefault(prompt, []).append(self.waiting.popleft())
-            self._seat(taken, free)
-
-    def _seat(self, taken: dict[int, list[Job]], free: list[int]) -> None:
-        jobs = [(source, job) for source, prompt in enumerate(taken) for job in taken[prompt]]
-        rows = [free.pop(0) for _ in jobs]
-        device, s = self.d.device, self.d.state
-        prompts = [self.prompts[prompt] for prompt in taken]
-        # All but the last token: that one is the input of the first step, whose sample is then like any other.
-        width = max(len(prompt) for prompt in prompts) - 1
-        index = torch.tensor(rows, device=device)
-        if width:
-            width = _up(width, 16) if self.d.is_cuda else width
-            padded = np.zeros((len(prompts), width), dtype=np.int64)
-            for n, prompt in enumerate(prompts):
-                padded[n, : len(prompt) - 1] = prompt[:-1]
-            sources = torch.tensor([source for source, _ in jobs], device=device)
-            self.d.model.prefill(torch.from_numpy(padded).to(device), self.d.cache, sources=sources, rows=index)
-        lengths = [len(prompts[source]) for source, _ in jobs]
-        s.ids[index] = torch.tensor([prompts[source][-1] for source, _ in jobs], device=device)
-        s.at[index] = torch.tensor([length - 1 for length in lengths], device=device)
-        s.limit[index] = torch.tensor([job.limit for _, job in jobs], device=device)
-        s.count[index] = 0
-        s.entropy[index] = 0
-        s.live[index] = True
-        for row, length, (_, job) in zip(rows, lengths, jobs, strict=True):
-            self.seats[row] = job
-            self.places[row] = length - 1
-
-    def _collect(self) -> None:
-        """Takes out what has ended, by the device's word or because its text holds a stop."""
-        s = self.d.state
-        packed = torch.stack((s.live[: self.rows].long(), s.count[: self.rows])).cpu().numpy()
-        live, count = packed[0].astype(bool), packed[1]
-        taken = np.array([seat is not None for seat in self.seats])
-        ended = taken & ~live
-        suspects = self._suspects(taken & live, count) if self.stops.spans_tokens else np.zeros(0, dtype=np.int64)
-        rows = np.concatenate((np.flatnonzero(ended), suspects))
-        if not len(rows):
-            return
-        index = torch.from_numpy(rows).to(self.d.device)
-        width = int(count[rows].max())
-        out = s.out[index, :width].cpu().numpy()
-        logprobs = s.logprobs[index, :width].cpu().numpy()
-        entropy = s.entropy[index].cpu().numpy()
-        stopped: list[int] = []
-        for n, row in enumerate(map(int, rows)):
-            job, size = self.seats[row], int(count[row])
-            assert job is not None
-            ids = out[n, :size].tolist()
-            keep, by_stop = self.stops.cut(ids)
-            if live[row]:
-                if not by_stop:
-                    continue
-                stopped.append(row)
-            job.ids, job.logprobs = ids[:keep], logprobs[n, :keep].tolist()
-            job.entropy = float(entropy[n]) / max(1, size)
-            job.ended = by_stop
-            self.seats[row] = None
-            self.on_done(job)
-        if stopped:
-            s.live[torch.tensor(stopped, device=self.d.device)] = False
-
-    def _suspects(self, rows: np.ndarray[Any, Any], count: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Live rows that wrote, since the last look, a token which could be the end of a stop text."""
-        s, every = self.d.state, self.d.settings.check_every
-        last = s.count[: self.rows, None] - torch.arange(1, every + 1, device=self.d.device)
-        recent = s.out[: self.rows].gather(1, last.clamp(min=0)).cpu().numpy()
-        fresh = (count[:, None] - np.arange(1, every + 1)) >= 0
-        return np.flatnonzero(rows & (self.stops.closing_tokens[recent] & fresh).any(1))
-
-    def _shrink(self) -> None:
-        """With nothing waiting, moves the rows still in use to the front of a smaller batch."""
-        used = [row for row, seat in enumerate(self.seats) if seat is not None]
-        if self.waiting or not used:
-            return
-        rows = _row_bucket(len(used), self.rows, self.d.is_cuda)
-        if rows > self.rows * 3 // 4:
-            return
-        source = [row for row in used if row >= rows]
-        free = [row for row in range(rows) if self.seats[row] is None]
-        target = free[: len(source)]
-        if source:
-            device = self.d.device
-            a, b = torch.tensor(source, device=device), torch.tensor(target, device=device)
-            self.d.cache.move(a, b, min(max(self.places[row] for row in source) + 1, self.d.cache.places))
-            for tensor in self.d.state.by_row():
-                tensor[b] = tensor[a]
-        for old, new in zip(source, target, strict=True):
-            self.seats[new], self.places[new] = self.seats[old], self.places[old]
-        self.seats, self.places = self.seats[:rows], self.places[:rows]
-        self.rows = rows
-
-
 def _kernels(settings: DecodeSettings, model: Model) -> tuple[RowKernels, _SampleKernels]:
     row, sample = RowKernels(), _SampleKernels()
     is_cuda = model.device.type == "cuda"
+    if model.is_lean():
+        row = RowKernels(project=lean.project_row, attend=lean.attend_row, rest=lean.rest_row)
     if settings.kernel and is_cuda:
         row.attend = flash.best(model.config, model.device, model.dtype)
     if settings.fuse and is_cuda:
@@ -444,19 +301,5 @@ def _kernels(settings: DecodeSettings, model: Model) -> tuple[RowKernels, _Sampl
     return row, sample
 
 
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step
-
-
-def _row_bucket(wanted: int, most: int, is_cuda: bool) -> int:
-    """Few sizes on CUDA, because each is a graph; close ones on CPU, where a row less is time saved."""
-    if not is_cuda:
-        return min(most, _up(wanted, 8))
-    size = most
-    while size // 2 >= max(wanted, 8):
-        size //= 2
-    return size
-
-
 def _place_bucket(wanted: int, is_cuda: bool) -> int:
-    return _up(wanted, PLACES_STEP if wanted <= 1_024 else 512) if is_cuda else wanted
+    return up(wanted, PLACES_STEP if wanted <= 1_024 else 512) if is_cuda else wanted

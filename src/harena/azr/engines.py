@@ -3,6 +3,7 @@ line that installs it; an engine that cannot learn is refused before a run start
 
 from __future__ import annotations
 
+import os
 from typing import Any, cast
 
 from harena.azr.config import Algorithm, Config, EngineConfig
@@ -10,6 +11,9 @@ from harena.azr.engine import Engine, Generator
 from harena.errors import SpecError
 
 NAMES = ("torch", "trl", "openai")
+SPINS = "10000"
+"""Rounds that a thread of torch waits before it sleeps, on CPU: about half a millisecond. Much less, and threads sleep
+between one operation and the next; the usual thirty times as much stalls them wherever others use the cores."""
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "f32": "f32", "bf16": "bf16"}
 
 
@@ -43,6 +47,7 @@ def _torch(engine: EngineConfig, *, value_head: bool) -> Any:
         raise SpecError(f"engine.name={engine.name!r}: one of {', '.join(NAMES)}")
     if engine.dtype != "auto" and engine.dtype not in _DTYPES:
         raise SpecError(f"engine.dtype={engine.dtype!r}: auto, float32 or bfloat16")
+    wait_briefly()
     import torch
 
     from harena.azr import torch_engine
@@ -59,6 +64,13 @@ def _torch(engine: EngineConfig, *, value_head: bool) -> Any:
         dtype=_DTYPES.get(engine.dtype, "auto"),
         options=options,
     )
+
+
+def wait_briefly() -> None:
+    """Torch's threads wait for each other by spinning for milliseconds. With boxes, or anything else, on the same cores
+    that makes a step many times slower. Read when torch is loaded; what a person has set counts."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def _options(engine: EngineConfig, known: set[str]) -> dict[str, Any]:

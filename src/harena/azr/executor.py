@@ -17,7 +17,7 @@ import os
 import signal
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
@@ -125,8 +125,17 @@ class Executor:
 
     def run_twice(self, jobs: Sequence[Job]) -> list[tuple[Outcome, Outcome]]:
         """Each job in two interpreters that share neither a hash seed nor an address."""
-        first, second = self._threads.map(_Side.run, self._sides, (jobs, jobs))
-        return list(zip(first, second, strict=True))
+        return self.begin_twice(jobs)()
+
+    def begin_twice(self, jobs: Sequence[Job]) -> Callable[[], list[tuple[Outcome, Outcome]]]:
+        """As run_twice, at once; what it gives waits for the outcomes."""
+        running = [self._threads.submit(side.run, jobs) for side in self._sides]
+
+        def outcomes() -> list[tuple[Outcome, Outcome]]:
+            first, second = (one.result() for one in running)
+            return list(zip(first, second, strict=True))
+
+        return outcomes
 
     def run_with_seeds(self, jobs: Sequence[Job], seeds: Sequence[int]) -> list[list[Outcome]]:
         """All jobs once with each hash seed: for what may depend on the order of a set. An interpreter is started for

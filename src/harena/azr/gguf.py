@@ -8,6 +8,7 @@ keep blocks.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Callable, Mapping
@@ -106,23 +107,30 @@ class GgufFile:
 
     def tensor(self, name: str) -> Array:
         """Float32, in the shape that a torch layer has."""
-        if name not in self.entries:
-            raise SpecError(f"the GGUF file lacks {name}")
-        entry = self.entries[name]
+        return self.rows(name, 0, self.entry(name).shape[0])
+
+    def rows(self, name: str, first: int, last: int) -> Array:
+        """Part of a tensor, as float32: a large one is read faster, and in little memory, piece by piece."""
+        entry = self.entry(name)
         if entry.kind not in FORMATS:
             raise SpecError(
                 f"{name} is stored as type {entry.kind}; read are {', '.join(f.name for f in FORMATS.values())}"
             )
         form = FORMATS[entry.kind]
-        elements = int(np.prod(entry.shape, dtype=np.int64))
-        if elements % form.elements:
-            raise SpecError(f"{name}: {elements} values are no whole number of {form.name} blocks")
-        size = elements // form.elements * form.size
-        first = self._start + entry.offset
-        if first + size > len(self._data):
+        columns = math.prod(entry.shape[1:])
+        if columns * (last - first) % form.elements or columns * first % form.elements:
+            raise SpecError(f"{name}: {columns * (last - first)} values are no whole number of {form.name} blocks")
+        start = self._start + entry.offset + columns * first // form.elements * form.size
+        size = columns * (last - first) // form.elements * form.size
+        if start + size > len(self._data):
             raise SpecError(f"{name} lies beyond the end of the GGUF file")
-        raw = np.frombuffer(self._data, dtype=np.uint8, count=size, offset=first).reshape(-1, form.size)
-        return form.read(raw).reshape(entry.shape)
+        raw = np.frombuffer(self._data, dtype=np.uint8, count=size, offset=start).reshape(-1, form.size)
+        return form.read(raw).reshape(last - first, *entry.shape[1:])
+
+    def entry(self, name: str) -> Entry:
+        if name not in self.entries:
+            raise SpecError(f"the GGUF file lacks {name}")
+        return self.entries[name]
 
 
 # ---- blocks: uint8 rows in, float32 rows out ----
@@ -133,7 +141,7 @@ def _half(raw: Array) -> Array:
 
 
 def _f32(raw: Array) -> Array:
-    return np.ascontiguousarray(raw).view(np.float32)
+    return raw.copy().view(np.float32)  # the file cannot be written to, its copy can
 
 
 def _bf16(raw: Array) -> Array:
@@ -212,7 +220,7 @@ def config_of(file: GgufFile) -> ModelConfig:
 
     width, heads = int(number("embedding_length")), int(number("attention.head_count"))
     return ModelConfig(
-        vocab=file.entries["token_embd.weight"].shape[0],
+        vocab=file.entry("token_embd.weight").shape[0],
         width=width,
         layers=int(number("block_count")),
         heads=heads,
@@ -228,8 +236,12 @@ def config_of(file: GgufFile) -> ModelConfig:
 
 def _is_same(file: GgufFile) -> bool:
     """A tied model is sometimes stored with its embedding twice, in two precisions."""
-    a, b = file.tensor("token_embd.weight")[:256].ravel(), file.tensor("output.weight")[:256].ravel()
-    return a.shape == b.shape and float(np.corrcoef(a, b)[0, 1]) > 0.97
+    embedding, output = file.entry("token_embd.weight"), file.entry("output.weight")
+    if embedding.shape != output.shape:
+        return False
+    some = min(256, embedding.shape[0])
+    a, b = (file.rows(name, 0, some).ravel() for name in ("token_embd.weight", "output.weight"))
+    return float(np.corrcoef(a, b)[0, 1]) > 0.97
 
 
 _NAMES = {
@@ -255,26 +267,44 @@ def unpermute(weight: Array, heads: int) -> Array:
     return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(weight.shape)
 
 
-def hf_weights(file: GgufFile, config: ModelConfig) -> dict[str, Array]:
-    """Every weight under transformers' name, float32. A tied embedding is taken from its more precise copy."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a weight of transformers' is found."""
+
+    name: str
+    heads: int = 0
+    """Above 0: rows of this many heads are to be put back in order, see `unpermute`."""
+
+
+def sources(file: GgufFile, config: ModelConfig) -> dict[str, Source]:
+    """For every weight under transformers' name. A tied embedding is taken from its more precise copy."""
     is_llama = file.metadata["general.architecture"] == "llama"
     both = config.tied and "output.weight" in file.entries
-    found: dict[str, Array] = {
-        "model.embed_tokens.weight": file.tensor("output.weight" if both else "token_embd.weight"),
-        "model.norm.weight": file.tensor("output_norm.weight"),
+    found = {
+        "model.embed_tokens.weight": Source("output.weight" if both else "token_embd.weight"),
+        "model.norm.weight": Source("output_norm.weight"),
     }
     if not config.tied:
-        found["lm_head.weight"] = file.tensor("output.weight")
+        found["lm_head.weight"] = Source("output.weight")
     for number in range(config.layers):
         for theirs, ours in _NAMES.items():
             name = f"blk.{number}.{theirs}"
             if name not in file.entries and theirs.endswith("bias"):
                 continue
-            weight = file.tensor(name)
-            if is_llama and theirs.startswith(("attn_q", "attn_k")):
-                weight = unpermute(weight, config.heads if theirs.startswith("attn_q") else config.kv_heads)
-            found[f"model.layers.{number}.{ours}"] = weight
+            heads = config.heads if theirs.startswith("attn_q") else config.kv_heads
+            is_turned = is_llama and theirs.startswith(("attn_q", "attn_k"))
+            found[f"model.layers.{number}.{ours}"] = Source(name, heads if is_turned else 0)
     return found
+
+
+def hf_weights(file: GgufFile, config: ModelConfig) -> dict[str, Array]:
+    """Every weight under transformers' name, float32."""
+    return {name: read(file, source) for name, source in sources(file, config).items()}
+
+
+def read(file: GgufFile, source: Source) -> Array:
+    weight = file.tensor(source.name)
+    return unpermute(weight, source.heads) if source.heads else weight
 
 
 _QWEN2 = (
@@ -309,6 +339,12 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> tuple[Any, list[int]]:
         raise SpecError(f"pre-tokenizer {kind!r} is not known here")
     made.decoder = decoders.ByteLevel()
     types: list[int] = metadata.get("tokenizer.ggml.token_type", [])
-    made.add_special_tokens([token for token, kind in zip(tokens, types, strict=False) if kind == 3])
-    ends = [vocab[name] for name in ("<|endoftext|>", "<|im_end|>", "</s>") if name in vocab]
-    return made, list(dict.fromkeys([int(metadata.get("tokenizer.ggml.eos_token_id", ends[0])), *ends]))
+    controls = [token for token, kind in zip(tokens, types, strict=False) if kind == 3]
+    made.add_special_tokens(controls)
+    # A name is not enough: in some vocabularies "</s>" is a piece of HTML.
+    ends = [vocab[name] for name in ("<|endoftext|>", "<|im_end|>", "</s>") if name in controls]
+    if "tokenizer.ggml.eos_token_id" in metadata:
+        ends.insert(0, int(metadata["tokenizer.ggml.eos_token_id"]))
+    if not ends:
+        raise SpecError("the GGUF file names no token that ends a text")
+    return made, list(dict.fromkeys(ends))

@@ -9,6 +9,7 @@ A record has `kind`, `at` (seconds since 1970) and what else belongs to it:
 run      once at the start: the configuration, versions, the model
 resume   `iteration`: the run goes on after this one
 step     `iteration`, and nested numbers: per task-role rewards, lengths, verdicts, diversity, time per phase
+update   `iteration`, and the numbers of one optimiser step, where the engine learns outside of the loop (trl)
 eval     `iteration`, `suites`: held-out accuracy with intervals
 sample   `iteration`, a proposal as text, for a person to read
 """
@@ -19,6 +20,8 @@ import importlib
 import importlib.util
 import json
 import math
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -61,7 +64,7 @@ class Journal:
         self._file.write(json.dumps(record, ensure_ascii=True, allow_nan=False) + "\n")
         self._file.flush()
         iteration = data.get("iteration")
-        if self._sinks and isinstance(iteration, int) and kind in ("step", "eval"):
+        if self._sinks and isinstance(iteration, int) and kind in ("step", "update", "eval"):
             numbers = dict(flat({key: value for key, value in data.items() if key != "iteration"}, prefix=kind))
             for sink in self._sinks:
                 sink.numbers(iteration, numbers)
@@ -167,20 +170,40 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases. It talks to its server: nothing but an explicit choice starts it."""
+    """A run of Weights & Biases, named after the folder; a resumed run is another one of the same group. It talks to
+    its server, unless WANDB_MODE=offline: nothing but an explicit choice starts it. It gets the settings and the
+    numbers: no text of models, and nothing about the machine or its code."""
 
     def __init__(self, folder: str | Path, *, project: str, config: Mapping[str, Any]) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # to its maker, also when offline
         try:
             wandb: Any = importlib.import_module("wandb")
         except ImportError as error:
-            raise JournalError("wandb is not installed: pip install wandb") from error
-        self._run: Any = wandb.init(project=project, dir=str(folder), config=dict(config))
+            raise JournalError("wandb is not installed: pip install 'harena[wandb]'") from error
+        name = Path(folder).resolve().name
+        Path(folder).mkdir(parents=True, exist_ok=True)  # else wandb takes another place
+        known = {key: value for key, value in _QUIET.items() if key in wandb.Settings.model_fields}
+        try:
+            self._run: Any = wandb.init(
+                project=project, dir=str(folder), name=name, group=name, config=dict(config),
+                settings=wandb.Settings(**known),
+            )  # fmt: skip
+        except wandb.Error as error:
+            why = " ".join(str(error).split())
+            raise JournalError(f"Weights & Biases: {why} (WANDB_MODE=offline needs no server)") from error
 
     def numbers(self, iteration: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=iteration)
 
     def close(self) -> None:
-        self._run.finish()
+        self._run.finish(exit_code=int(sys.exc_info()[0] is not None))  # closed by a failure, it has failed
+
+
+_QUIET = {
+    "console": "off", "disable_code": True, "disable_git": True, "host": "-", "quiet": True,
+    "x_save_requirements": False, "x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True,
+}  # fmt: skip
+"""What keeps wandb from sending more than it is given; those with x_ are its own to change."""
 
 
 def installed(name: str) -> bool:

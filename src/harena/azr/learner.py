@@ -59,7 +59,7 @@ class Learner:
         size = model.parameter_count()
         is_cuda = model.device.type == "cuda"
         self._pad = pad
-        self._micro = settings.micro_tokens or (8_192 if not is_cuda else 32_768 if size > LARGE else 131_072)
+        self._micro = settings.micro_tokens or (1_024 if not is_cuda else 32_768 if size > LARGE else 131_072)
         self._save = size > LARGE if settings.save_memory is None else settings.save_memory
         self._reference: Model | None = None
         extra = [] if self.value is None else [(f"value.{n}", p) for n, p in self.value.named_parameters()]
@@ -121,8 +121,7 @@ class Learner:
     def _backward(self, rollouts: Sequence[Rollout], update: Update, *, tokens: int, samples: int) -> Tensor:
         """Gradients of one micro-batch, and sums over its tokens: policy, entropy, drift, clipped, value, KL."""
         batch = _Batch(rollouts, self.model.device, self._pad)
-        hidden = self.model.hidden(batch.ids, save_memory=self._save)
-        at = hidden[batch.rows, batch.places]
+        at = self.model.hidden_at(batch.ids, batch.rows, batch.places, save_memory=self._save)
         logp, entropy = token_stats(self.model, at, batch.targets, self.temperature)
         ratio = torch.exp(logp - batch.old)
         bounded = ratio.clamp(1 - update.clip, 1 + update.clip)
@@ -147,7 +146,7 @@ class Learner:
         """Schulman's estimator, never negative: exp(d) − d − 1 with d = log reference − log policy."""
         assert self._reference is not None
         with torch.no_grad():
-            at = self._reference.hidden(batch.ids)[batch.rows, batch.places]
+            at = self._reference.hidden_at(batch.ids, batch.rows, batch.places)
             first, _ = token_stats(self._reference, at, batch.targets, self.temperature)
         difference = first - logp
         return difference.exp() - difference - 1

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -28,7 +28,7 @@ import numpy as np
 from harena.azr import advantages, buffer, metrics, prompts, rewards
 from harena.azr.buffer import Buffers
 from harena.azr.config import Algorithm, Baseline, Config
-from harena.azr.engine import Completion, Engine, OnDone, Request, Rollout, Sampling
+from harena.azr.engine import Completion, Engine, OnDone, Request, Rollout, Sampling, Update
 from harena.azr.tasks import Answer, FormatError, Kind, Proposal, Role, Task, Triplet
 from harena.azr.verify import Attempt, Grade, Validation, Verifier
 from harena.errors import SpecError
@@ -36,6 +36,8 @@ from harena.errors import SpecError
 CHUNK = 64
 """Completions that go to the verifier together while others are being written."""
 
+LAST_RATE = 0.02
+"""The share of the learning rate that annealing ends with."""
 PHASES = ("seed", "propose", "solve")
 CUT_SHORT = FormatError(reason="cut short by the limit on tokens")
 Key = TypeVar("Key")
@@ -167,7 +169,7 @@ class Trainer:
         self._remember(proposed)
         rollouts = self._rollouts(proposed, solved)
         clock.lap("reward")
-        learnt = self._engine.step(rollouts, self.config.update) if rollouts else {}
+        learnt = self._engine.step(rollouts, self._update()) if rollouts else {}
         clock.lap("update")
         measured = metrics.measure(proposed, solved, rollouts, self.buffers, seed=self.config.seed + self.number)
         clock.lap("measure")
@@ -320,6 +322,14 @@ class Trainer:
             _rollout(one, tuple(map(float, row)), tuple(map(float, back)))
             for one, row, back in zip(learnt, advantages.whiten(given), returns, strict=True)
         ]
+
+    def _update(self) -> Update:
+        """The settings of this iteration's update."""
+        update, total = self.config.update, self.config.iterations
+        if not self.config.anneal:
+            return update
+        left = 1.0 - (self.number - 1) / max(1, total)
+        return replace(update, learning_rate=update.learning_rate * max(LAST_RATE, left))
 
     # ---- asking and reading ----
 

@@ -11,7 +11,7 @@ sliding windows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import checkpoint
 
+from harena.azr import lean
 from harena.errors import SpecError
 
 
@@ -200,6 +201,7 @@ class Layer(nn.Module):
         super().__init__()
         self.config = config
         c = config
+        self.shape = (c.heads, c.kv_heads, c.head_dim)
         self.before = Norm(c.width, c.norm_eps)
         self.qkv = Matrix((c.heads + 2 * c.kv_heads) * c.head_dim, c.width, bias=c.qkv_bias)
         self.out = Matrix(c.width, c.heads * c.head_dim)
@@ -208,11 +210,8 @@ class Layer(nn.Module):
         self.down = Matrix(c.width, c.feed)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor, how: Project | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        c = self.config
         w = self.qkv
-        return (how or project)(
-            x, cos, sin, self.before.weight, w.weight, w.bias, (c.heads, c.kv_heads, c.head_dim), c.norm_eps
-        )
+        return (how or project)(x, cos, sin, self.before.weight, w.weight, w.bias, self.shape, self.config.norm_eps)
 
     def rest(self, x: Tensor, mixed: Tensor, how: Rest | None = None) -> Tensor:
         weights = (self.out.weight, self.between.weight, self.gate_up.weight, self.down.weight)
@@ -227,6 +226,27 @@ class Layer(nn.Module):
         wide_v = v.repeat_interleave(group, dim=1) if group > 1 else v
         mixed = F.scaled_dot_product_attention(q, wide_k, wide_v, is_causal=True)
         return self.rest(x, mixed.transpose(1, 2).flatten(-2)), k, v
+
+    def learn(self, x: Tensor, cos: Tensor, sin: Tensor, at: Tensor | None) -> Tensor:
+        """As `forward`, on a processor: x is tokens × width, of sequences of one length. With `at`, only those tokens
+        go on from attention."""
+        eps = self.config.norm_eps
+        qkv = F.linear(lean.norm(x, self.before.weight, eps), self.qkv.weight, self.qkv.bias)
+        mixed = lean.attend(qkv, cos, sin, self.shape)
+        if at is not None:
+            x, mixed = x.index_select(0, at), mixed.index_select(0, at)
+        x = torch.addmm(x, mixed, self.out.weight.t())
+        opened = lean.gated(F.linear(lean.norm(x, self.between.weight, eps), self.gate_up.weight))
+        return torch.addmm(x, opened, self.down.weight.t())
+
+    def read(self, x: Tensor, cos: Tensor, sin: Tensor, *, is_last: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """As `forward`, on a processor and without gradients; x as in `learn`. The last layer gives only keys and
+        values."""
+        qkv = F.linear(lean.norm(x, self.before.weight, self.config.norm_eps), self.qkv.weight, self.qkv.bias)
+        if is_last:
+            return x, *lean.read_last(qkv, cos, sin, self.shape)
+        mixed, k, v = lean.read(qkv, cos, sin, self.shape)
+        return self.rest(x, mixed, lean.rest_row), k, v
 
     def step(
         self,
@@ -289,42 +309,83 @@ class Model(nn.Module):
     def hidden(self, ids: Tensor, *, save_memory: bool = False) -> Tensor:
         """Rows × places × width. Pad on the right: attention is causal, so pads change nothing before them."""
         x, cos, sin = self._begin(ids)
-        for layer in self._layers():
+        for layer in self.stack():
             if save_memory:
                 x = cast(Tensor, checkpoint.checkpoint(_only_hidden, layer, x, cos, sin, use_reentrant=False))
             else:
                 x = layer(x, cos, sin)[0]
         return self.norm(x)
 
+    def hidden_at(self, ids: Tensor, rows: Tensor, places: Tensor, *, save_memory: bool = False) -> Tensor:
+        """What `hidden` has at places (rows[i], places[i]): the last layer computes little more than those."""
+        if save_memory or not self.is_lean():
+            return self.hidden(ids, save_memory=save_memory)[rows, places]
+        x, cos, sin = self._begin(ids)
+        x = x.flatten(0, 1)
+        *first, last = self.stack()
+        for layer in first:
+            x = layer.learn(x, cos, sin, None)
+        x = last.learn(x, cos, sin, rows * ids.shape[1] + places)
+        return lean.norm(x, self.norm.weight, self.norm.eps)
+
     def prefill(self, ids: Tensor, cache: Cache, *, sources: Tensor, rows: Tensor) -> None:
         """Computes keys and values of right-padded prompts; row `rows[i]` of the cache gets prompt `sources[i]`."""
+        if self.is_lean():
+            self._read(ids, cache, _runs(sources.tolist(), rows.tolist()))
+            return
         x, cos, sin = self._begin(ids)
         places = ids.shape[1]
-        for layer, keys, values in zip(self._layers(), cache.keys, cache.values, strict=True):
+        for layer, keys, values in zip(self.stack(), cache.keys, cache.values, strict=True):
             x, k, v = layer(x, cos, sin)
             keys[rows, :, :places] = k[sources]
             values[rows, :, :places] = v[sources]
 
+    def _read(self, ids: Tensor, cache: Cache, runs: Sequence[tuple[int, int, int]]) -> None:
+        """`prefill` on a processor."""
+        x, cos, sin = self._begin(ids)
+        x = x.flatten(0, 1)
+        places, layers = ids.shape[1], self.stack()
+        for layer, keys, values in zip(layers, cache.keys, cache.values, strict=True):
+            x, k, v = layer.read(x, cos, sin, is_last=layer is layers[-1])
+            for source, first, end in runs:
+                keys[first:end, :, :places] = k[source]
+                values[first:end, :, :places] = v[source]
+
     def step(self, ids: Tensor, positions: Tensor, cache: Cache, how: RowKernels | None = None) -> Tensor:
         """Logits (rows × vocab) after token `ids[r]` at place `positions[r]`; everything stays on the device."""
         how = how or RowKernels()
-        cos, sin = self._rotary(positions)
+        cos, sin = self.rotary(positions)
         rows = torch.arange(ids.shape[0], device=ids.device)
         x = F.embedding(ids, self.embed.weight)
-        for layer, keys, values in zip(self._layers(), cache.keys, cache.values, strict=True):
+        for layer, keys, values in zip(self.stack(), cache.keys, cache.values, strict=True):
             x = layer.step(x, cos, sin, keys, values, rows, positions, how)
         return self.logits(self.norm(x))
 
+    def is_lean(self) -> bool:
+        """Whether the forms of lean.py are for it."""
+        return self.device.type == "cpu" and self.dtype == torch.float32
+
     def _begin(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        cos, sin = self._rotary(torch.arange(ids.shape[1], device=ids.device))
+        cos, sin = self.rotary(torch.arange(ids.shape[1], device=ids.device))
         return F.embedding(ids, self.embed.weight), cos, sin
 
-    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta)
         return cos.to(self.dtype), sin.to(self.dtype)
 
-    def _layers(self) -> list[Layer]:
+    def stack(self) -> list[Layer]:
         return cast(list[Layer], list(self.layers))
+
+
+def _runs(sources: Sequence[int], rows: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(source, first row, end): neighbouring rows that get the same."""
+    runs: list[tuple[int, int, int]] = []
+    for source, row in zip(sources, rows, strict=True):
+        if runs and runs[-1][0] == source and runs[-1][2] == row:
+            runs[-1] = (source, runs[-1][1], row + 1)
+        else:
+            runs.append((source, row, row + 1))
+    return runs
 
 
 def _only_hidden(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

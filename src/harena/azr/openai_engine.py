@@ -1,21 +1,27 @@
 """Completions from any OpenAI-compatible server (vLLM, SGLang, llama.cpp and others): for evaluation, for proposing and
 for rollouts that somebody else learns from.
 
-Guarantees: completions in the order of the requests; what a server sends is read through caps and a closed schema;
-a busy or failing server is asked again a bounded number of times, and a wrong key, model or request is an error at
-once. Does not learn: the weights are the server's, so `step`, `state` and `load` refuse. A server that ignores the seed
-may answer differently each time. Token ids and log probabilities are there where the server gives them; else they are
-empty. Standard library only; the address is the caller's, and nothing else is contacted: no proxy, no redirect.
+Guarantees: completions in the order of the requests, as many as were asked for, also from servers that give one at a
+time; what a server sends is read through caps and a closed schema; a busy or failing server is asked again a bounded
+number of times, and a wrong key, model or request is an error at once, which waits for no other request. A server that
+answers every repeated question with the same words does not sample, and is refused where sampling was asked for.
+
+Does not learn: the weights are the server's, so `step`, `state` and `load` refuse. A server that ignores the seed may
+answer differently each time. Token ids and log probabilities are there on request and where the server gives them (most
+give those of temperature 1); else they are empty. Standard library only; the address is the caller's, and nothing else
+is contacted: no proxy, no redirect.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import math
 import os
 import random
-import time
+import socket
+import threading
 import urllib.parse
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -30,10 +36,20 @@ from harena.terminal import safe
 MAX_ANSWER_BYTES = 64 << 20
 KEY_VARIABLE = "OPENAI_API_KEY"
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+PAUSE_S = 0.5
+"""Before the first retry; twice as long before each further one."""
+SAME_CHARS, SAME_TIMES, SAME_PROMPTS = 20, 16, 3
+"""So many repetitions of so long answers to so many prompts, and never another answer, are no chance, if
+sampled at a temperature of WARM or more."""
+WARM = 0.7
 
 
 class ServerError(HarenaError):
     """The server refused, or stayed unreachable through all retries."""
+
+
+class Refused(ServerError):
+    """The server does not take this request, however often."""
 
 
 class LearningRefused(HarenaError):
@@ -53,8 +69,8 @@ class ServerSettings:
     retries: int = 4
     timeout_s: float = 300.0
     """For one answer."""
-    logprobs: bool = True
-    """Ask for the log probabilities of sampled tokens (completions only)."""
+    logprobs: bool = False
+    """Ask for the log probabilities of sampled tokens (completions only). Evaluating and proposing need none."""
     token_ids: bool = False
     """Ask for token ids by vLLM's `return_token_ids`; other servers may refuse the field."""
 
@@ -78,12 +94,16 @@ class OpenAIEngine:
             raise SpecError(f"{KEY_VARIABLE}: not a usable key")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._idle: deque[http.client.HTTPConnection] = deque()
+        self._busy: set[http.client.HTTPConnection] = set()
+        self._given_up = threading.Event()
+        self._several = True  # completions in one answer, until the server refuses
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         answers: list[list[Completion]] = [[] for _ in requests]
         workers = ThreadPoolExecutor(self.settings.concurrency, "harena-openai")
+        self._given_up.clear()
         try:
             waiting: dict[Future[list[Completion]], int] = {
                 workers.submit(self._ask, request, sampling, index): index for index, request in enumerate(requests)
@@ -93,11 +113,37 @@ class OpenAIEngine:
                 answers[index] = done.result()
                 if on_done is not None:
                     on_done(index, answers[index])
+        except BaseException:
+            self._give_up()
+            raise
         finally:
             workers.shutdown(cancel_futures=True)
             while self._idle:
                 self._idle.pop().close()
+        if not sampling.greedy and sampling.temperature >= WARM:
+            self._check_sampled(requests, answers)
         return answers
+
+    def _give_up(self) -> None:
+        """Ends the requests that are under way; their answers would be waited for."""
+        self._given_up.set()
+        for connection in list(self._busy):
+            with contextlib.suppress(OSError, AttributeError):  # it may be closed by now, or not yet open
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _check_sampled(self, requests: Sequence[Request], answers: Sequence[Sequence[Completion]]) -> None:
+        by_prompt: dict[str, list[str]] = {}
+        for request, group in zip(requests, answers, strict=True):
+            by_prompt.setdefault(request.prompt, []).extend(one.text for one in group)
+        repeated = [texts for texts in by_prompt.values() if len(texts) > 1]
+        telling = [texts for texts in repeated if len(texts[0]) >= SAME_CHARS]
+        times = sum(len(texts) - 1 for texts in telling)
+        same = all(len(set(texts)) == 1 for texts in repeated)
+        if same and times >= SAME_TIMES and len(telling) >= SAME_PROMPTS:
+            raise ServerError(
+                f"{self.settings.url}: the same answers {times} times over: the server does not sample, whatever the "
+                "temperature (`transformers serve` samples where the model's generation_config.json has do_sample)"
+            )
 
     # ---- learning: not here ----
 
@@ -121,25 +167,33 @@ class OpenAIEngine:
     # ---- asking ----
 
     def _ask(self, request: Request, sampling: Sampling, index: int) -> list[Completion]:
-        if request.n < 1:
-            return []
-        body = self._body(request, sampling, index)
+        found: list[Completion] = []
         path = "/chat/completions" if self.settings.chat else "/completions"
-        answer = self._post(path, json.dumps(body).encode())
-        choices = _list(answer.get("choices"))
-        if len(choices) != request.n:
-            raise ServerError(f"the server gave {len(choices)} completions, {request.n} were asked for")
-        return [_completion(_mapping(choice), sampling, chat=self.settings.chat) for choice in choices]
+        while len(found) < request.n:
+            wanted = request.n - len(found) if self._several else 1
+            # Some servers give one completion whatever `n` says: the rest is asked for with other seeds.
+            body = self._body(request, sampling, number=index + 7919 * len(found)) | {"n": wanted}
+            try:
+                answer = self._post(path, json.dumps(body).encode())
+            except Refused:
+                if wanted == 1:
+                    raise
+                self._several = False
+                continue
+            choices = _list(answer.get("choices"))
+            if not 1 <= len(choices) <= wanted:
+                raise ServerError(f"the server gave {len(choices)} completions, {wanted} were asked for")
+            found += [_completion(_mapping(choice), sampling, chat=self.settings.chat) for choice in choices]
+        return found
 
-    def _body(self, request: Request, sampling: Sampling, index: int) -> dict[str, Any]:
+    def _body(self, request: Request, sampling: Sampling, *, number: int) -> dict[str, Any]:
         settings = self.settings
         body: dict[str, Any] = {
             "model": settings.model,
-            "n": request.n,
             "max_tokens": request.max_new,
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": 1.0 if sampling.greedy else sampling.top_p,
-            "seed": (sampling.seed * 1_000_003 + index) % (1 << 31),
+            "seed": (sampling.seed * 1_000_003 + number) % (1 << 31),
         }
         if sampling.stop:
             body["stop"] = list(sampling.stop)
@@ -155,7 +209,9 @@ class OpenAIEngine:
         why = ""
         for attempt in range(self.settings.retries + 1):
             if attempt:
-                time.sleep(min(20.0, 0.25 * 2**attempt) * (0.5 + random.random()))
+                self._given_up.wait(min(20.0, PAUSE_S * 2 ** (attempt - 1)) * (0.5 + random.random()))
+            if self._given_up.is_set():
+                break
             try:
                 status, data = self._exchange(path, body)
             except (OSError, http.client.HTTPException) as error:
@@ -165,12 +221,13 @@ class OpenAIEngine:
                 return _object(data)
             why = f"HTTP {status}: {_message(data)}"
             if status not in RETRIED:
-                raise ServerError(f"{self.settings.url}: {why}")
+                raise Refused(f"{self.settings.url}: {why}")
         raise ServerError(f"{self.settings.url}: {why} (after {self.settings.retries + 1} tries)")
 
     def _exchange(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Over a connection that is kept open for the next request; closed when anything goes wrong."""
         connection = self._connection()
+        self._busy.add(connection)
         base = urllib.parse.urlsplit(self.settings.url).path.rstrip("/")
         try:
             connection.request("POST", base + path, body, self._headers)
@@ -181,6 +238,8 @@ class OpenAIEngine:
         except BaseException:
             connection.close()
             raise
+        finally:
+            self._busy.discard(connection)
         self._idle.append(connection)
         return answer.status, data
 
@@ -225,7 +284,7 @@ def _completion(choice: Mapping[str, Any], sampling: Sampling, *, chat: bool) ->
     return Completion(
         prompt_ids=_ids(choice.get("prompt_token_ids")),
         ids=_ids(choice.get("token_ids")),
-        logprobs=_logprobs(_mapping(choice.get("logprobs")).get("token_logprobs")),
+        logprobs=_logprobs(_mapping(choice.get("logprobs"))),
         text=before_stop(text, sampling.stop),
         finished=choice.get("finish_reason") != "length",
     )
@@ -242,7 +301,10 @@ def _ids(value: object) -> tuple[int, ...]:
     return tuple(ids) if all(type(item) is int and item >= 0 for item in ids) else ()
 
 
-def _logprobs(value: object) -> tuple[float, ...]:
-    numbers = _list(value)
+def _logprobs(value: Mapping[str, Any]) -> tuple[float, ...]:
+    """In either form: a list of numbers, or, as llama.cpp has it, one object for each token."""
+    numbers = _list(value.get("token_logprobs")) or [
+        _mapping(one).get("logprob") for one in _list(value.get("content"))
+    ]
     known = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
     return tuple(map(float, numbers)) if known else ()

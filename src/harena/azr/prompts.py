@@ -45,17 +45,25 @@ from harena.errors import SpecError
 
 END = "\n\n"
 """What ends every compact document: a stop string, and part of what is learnt."""
+OVERRUNS = ("\nassert", "\nprint", "\n```")
+"""What models that were not trained on the compact form go on with, instead of ending: no such line is part of it."""
 MAX_MESSAGE_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     name: str
-    stop: tuple[str, ...]
+    ends: tuple[str, ...]
+    """What ends a completion that keeps to the form."""
     inputs: int
     """Inputs of an induction proposal: the first half is shown to solvers, the rest judges them."""
     shots: int = 0
-    """Solved examples before the question (compact): none for a model trained on this form, a few for others."""
+    """Solved examples before the question (compact): none for a model trained on this form, a few for others. What
+    others write after a call, below a value, or beyond the inputs that were asked for, is not read."""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return (*self.ends, *OVERRUNS) if self.shots else self.ends
 
     def __post_init__(self) -> None:
         if self.name not in ("paper", "compact"):
@@ -80,8 +88,8 @@ _SHOT_INPUTS = (
                       "[5, 1, 3]", "[10, 20]", "[-1, 0]", "[7]", "[3, 30, 13]")),
 )  # fmt: skip
 
-PAPER = Profile(name="paper", stop=("</answer>",), inputs=10)
-COMPACT = Profile(name="compact", stop=(END,), inputs=6)
+PAPER = Profile(name="paper", ends=("</answer>",), inputs=10)
+COMPACT = Profile(name="compact", ends=(END,), inputs=6)
 PROFILES = {"paper": PAPER, "compact": COMPACT}
 
 
@@ -100,8 +108,11 @@ def render_propose(kind: Kind, references: Sequence[Triplet], *, profile: Profil
             _call_lines(program, message, inputs[: profile.inputs])
             for program, message, inputs in _induction_shots(profile)
         )
-        return f"{head}{shots}{squeeze(references[0].program)}\n"
-    return head + "".join(f"{squeeze(one.program)}\n{ENTRY}({one.input}){END}" for one in references)
+        return _opened(Role.PROPOSE, kind, f"{head}{shots}{squeeze(references[0].program)}\n", profile)
+    # A model that was not trained on this form gets it from examples, also while a buffer holds little more than one.
+    shown = [*(one for one in SHOTS[: profile.shots] if one not in references), *references]
+    lines = "".join(f"{squeeze(one.program)}\n{ENTRY}({one.input}){END}" for one in shown)
+    return _opened(Role.PROPOSE, kind, head + lines, profile)
 
 
 def render_solve(kind: Kind, task: Task, *, profile: Profile = COMPACT) -> str:
@@ -110,7 +121,32 @@ def render_solve(kind: Kind, task: Task, *, profile: Profile = COMPACT) -> str:
         raise SpecError(f"{kind} does not go with a {type(task).__name__}")
     if profile.name == "paper":
         return _paper_solve(kind, task)
-    return _solve_shots(kind, profile) + _question(kind, task)
+    return _opened(Role.SOLVE, kind, _solve_shots(kind, profile) + _question(kind, task), profile)
+
+
+_OPENINGS = {
+    (Role.PROPOSE, Kind.DEDUCTION): f"def {ENTRY}",
+    (Role.PROPOSE, Kind.ABDUCTION): f"def {ENTRY}",
+    (Role.PROPOSE, Kind.INDUCTION): "#",
+    (Role.SOLVE, Kind.INDUCTION): f"def {ENTRY}",
+}
+
+
+def _opened(role: Role, kind: Kind, prompt: str, profile: Profile) -> str:
+    """With shots a prompt ends within a line, where any tokenizer has a token's end: an empty line or an open bracket
+    at the end of a text is another token than in the middle of it, and models go astray after one."""
+    if not profile.shots:
+        return prompt
+    return prompt.removesuffix("(") + _OPENINGS.get((role, kind), "")
+
+
+def _closed(role: Role, kind: Kind, text: str, profile: Profile) -> str:
+    """The completion as it would be without shots."""
+    if not profile.shots:
+        return text
+    if (role, kind) == (Role.SOLVE, Kind.ABDUCTION):
+        return text[1:] if text.startswith("(") else ""
+    return _OPENINGS.get((role, kind), "") + text
 
 
 def _question(kind: Kind, task: Task) -> str:
@@ -190,10 +226,15 @@ def parse_propose(
         raise SpecError("an induction proposal is about a program: give `reference`")
     if profile.name == "paper":
         return _paper_parse_propose(kind, text, profile, reference)
+    text = _closed(Role.PROPOSE, kind, text, profile)
     lines = [line.rstrip() for line in _before_end(text).splitlines() if line.strip()]
     if kind is Kind.INDUCTION and reference is not None:
         message = lines.pop(0)[1:].strip() if lines and lines[0].startswith("#") else ""
+        lines = lines[: profile.inputs] if profile.shots else lines
         return _induction(reference, message, [_call_of(line) for line in lines], profile)
+    if profile.shots:
+        first = next((n for n, line in enumerate(lines) if _call_of(line) is not None), len(lines))
+        lines = lines[: first + 1]
     given = _call_of(lines[-1]) if lines else None
     if given is None:
         return FormatError(reason=f"the last line is not {ENTRY}(…)")
@@ -206,10 +247,10 @@ def parse_solve(kind: Kind, text: str, *, profile: Profile = COMPACT) -> Answer 
     """What is to be checked. That it is well formed says nothing about its being right, or harmless."""
     if profile.name == "paper":
         return _paper_parse_solve(kind, text)
-    body = _before_end(text)
+    body = _before_end(_closed(Role.SOLVE, kind, text, profile))
     if kind is Kind.INDUCTION:
         return _program_answer(body)
-    line = body.strip()
+    line = body.partition("\n")[0].strip() if profile.shots else body.strip()
     if kind is Kind.ABDUCTION:
         if not line.endswith(")"):
             return FormatError(reason="the call is not closed")

@@ -21,16 +21,16 @@ class Stops:
         self.ending_tokens = np.zeros(vocab, dtype=bool)
         """Tokens that end a completion by themselves: end tokens, and those that hold a whole stop."""
         self.closing_tokens = np.zeros(vocab, dtype=bool)
-        """Tokens in which the last character of a stop occurs."""
+        """Tokens that can complete a stop: it ends in them, whatever of it came before."""
         self._eos = frozenset(codec.eos)
         self.ending_tokens[list(codec.eos)] = True
-        lasts = {text[-1] for text in self.texts}
+        rests = tuple({text[start:] for text in self.texts for start in range(1, len(text))})
         for number, piece in enumerate(pieces[:vocab]):
             # Part of a character: what it will be is not known, so it is looked at.
-            if "\ufffd" in piece or not lasts.isdisjoint(piece):
+            holds = any(text in piece for text in self.texts)
+            if holds or "\ufffd" in piece or piece.startswith(rests):
                 self.closing_tokens[number] = bool(self.texts)
-                if any(text in piece for text in self.texts):
-                    self.ending_tokens[number] = True
+                self.ending_tokens[number] |= holds
         self.spans_tokens = bool(self.texts)
         """Whether a stop could be spread over several tokens, so that texts have to be looked at."""
 

@@ -130,6 +130,7 @@ class HfTokenizer:
 
     def __init__(self, backend: Any, *, eos: Sequence[int], pad: int | None = None) -> None:
         self._backend = backend
+        backend.encode_special_tokens = True  # what models write must not become a control token when it is shown again
         self.vocab = int(backend.get_vocab_size())
         self.eos = tuple(eos)
         self.pad = self.eos[0] if pad is None else pad

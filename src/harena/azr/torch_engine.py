@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from harena.azr import weights
-from harena.azr.decode import Decoder, DecodeSettings, Job, Sampler
+from harena.azr.decode import Decoder, DecodeSettings, Sampler
 from harena.azr.engine import Completion, OnDone, Request, Rollout, Sampling, Update
 from harena.azr.learner import Learner, LearnSettings
 from harena.azr.model import Model
+from harena.azr.seats import Job
 from harena.azr.stops import Stops
 from harena.azr.tokenizer import TextCodec
 from harena.errors import SpecError

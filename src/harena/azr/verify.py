@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import cast
@@ -26,7 +26,7 @@ from typing import cast
 from harena.azr import literals
 from harena.azr.executor import BATCHES, Bounds, Executor, Job, Outcome, Status
 from harena.azr.literals import LiteralError
-from harena.azr.plain import is_plain, may_depend_on_hashes
+from harena.azr.plain import is_plain, may_depend_on_hashes, nodes_of
 from harena.azr.tasks import ENTRY, MAX_PROGRAM_CHARS, Answer, InductionTask, Kind, Proposal, Task, Triplet
 
 _FORBIDDEN_NAMES = """
@@ -39,6 +39,8 @@ _NONE = frozenset[str]()
 FORBIDDEN = frozenset(_FORBIDDEN_NAMES.split())
 """Modules that a task has no use for: their results differ from run to run, or they reach outside the program."""
 
+PIECE = 192
+"""Proposals that are looked at before their boxes start: the next ones are looked at meanwhile."""
 HASH_SEEDS = (1, 2, 3, 4, 5, 6)
 """For programs that may meet a set: six more orders."""
 
@@ -116,18 +118,24 @@ class Verifier:
 
     def validate(self, proposals: Sequence[Proposal]) -> list[Validation]:
         found: list[Validation | None] = [None] * len(proposals)
-        jobs: list[Job] = []
-        places: list[int] = []
-        for index, proposal in enumerate(proposals):
-            job = self._job_of(proposal)
-            if isinstance(job, Validation):
-                found[index] = job
-            else:
-                places.append(index)
-                jobs.append(job)
-        for index, job, runs in zip(places, jobs, self._executor.run_twice(jobs), strict=True):
-            found[index] = _validation(proposals[index], job, runs)
-        self._shake(found, places, jobs)
+        begun: list[tuple[list[int], list[Job], Callable[[], list[tuple[Outcome, Outcome]]]]] = []
+        for first in range(0, len(proposals), PIECE):
+            jobs: list[Job] = []
+            places: list[int] = []
+            for index, proposal in enumerate(proposals[first : first + PIECE], first):
+                job = self._job_of(proposal)
+                if isinstance(job, Validation):
+                    found[index] = job
+                else:
+                    places.append(index)
+                    jobs.append(job)
+            begun.append((places, jobs, self._executor.begin_twice(jobs)))
+        for places, jobs, results in begun:
+            for index, job, runs in zip(places, jobs, results(), strict=True):
+                found[index] = _validation(proposals[index], job, runs)
+        self._shake(
+            found, [place for places, _, _ in begun for place in places], [job for _, jobs, _ in begun for job in jobs]
+        )
         return cast("list[Validation]", found)
 
     def _shake(self, found: list[Validation | None], places: Sequence[int], jobs: Sequence[Job]) -> None:
@@ -221,15 +229,16 @@ def check_program(source: str, forbidden: frozenset[str] = FORBIDDEN) -> Checked
         functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         if len(functions) != 1:
             return Validation(verdict=Verdict.FUNCTION, detail=f"{len(functions)} functions at the top level, not one")
-        module = next((name for name in _imported(tree, source) if name.partition(".")[0] in forbidden), None)
+        nodes = nodes_of(tree)
+        module = next((name for name in _imported(nodes, source) if name.partition(".")[0] in forbidden), None)
         if module is not None:
             return Validation(verdict=Verdict.FORBIDDEN, detail=f"imports {module[:80]}")
         if functions[0] == ENTRY:
-            return Checked(program=source, plain=is_plain(tree), hashes=may_depend_on_hashes(tree))
+            return Checked(program=source, plain=is_plain(nodes), hashes=may_depend_on_hashes(nodes))
         renamed = _renamed(tree, functions[0])
         if renamed is None:
             return Validation(verdict=Verdict.FUNCTION, detail=f"{functions[0][:80]} cannot be renamed: f is taken")
-        return Checked(program=renamed, plain=_is_plain(renamed), hashes=may_depend_on_hashes(tree))
+        return Checked(program=renamed, plain=_is_plain(renamed), hashes=may_depend_on_hashes(nodes))
     except LiteralError as error:
         return Validation(verdict=Verdict.SYNTAX, detail=str(error))
     except RecursionError:
@@ -244,14 +253,14 @@ def expected_outputs(task: Task) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=4096)
 def _is_plain(program: str) -> bool:
     try:
-        return is_plain(cast("ast.Module", literals.parse(program, max_chars=MAX_PROGRAM_CHARS)))
+        return is_plain(nodes_of(literals.parse(program, max_chars=MAX_PROGRAM_CHARS)))
     except (LiteralError, RecursionError):
         return False
 
 
-def _imported(tree: ast.Module, source: str) -> list[str]:
+def _imported(nodes: Sequence[ast.AST], source: str) -> list[str]:
     found: list[str] = []
-    for node in ast.walk(tree) if "import" in source else ():
+    for node in nodes if "import" in source else ():
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

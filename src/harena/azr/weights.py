@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +29,9 @@ from harena.errors import SpecError
 SMALL = Path(__file__).parent / "data" / "small.safetensors"
 """The model that comes with Harena."""
 
+PIECE = 1 << 19
+"""Values of a GGUF tensor that are read at a time: what they pass through on the way still fits a processor's cache."""
+
 DTYPES = {"f32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
 
 
@@ -38,7 +43,7 @@ def load(name: str, *, device: str = "cpu", dtype: str = "f32") -> tuple[Model, 
     if path.suffix == ".safetensors":
         config, state, codec = _own(path)
     elif path.suffix == ".gguf":
-        config, state, codec = _gguf(path)
+        config, state, codec = _gguf(path, DTYPES[dtype])
     else:
         config, state, codec = _folder(path if path.is_dir() else _downloaded(name))
     return _model(config, state, torch.device(device), DTYPES[dtype]), codec
@@ -46,9 +51,8 @@ def load(name: str, *, device: str = "cpu", dtype: str = "f32") -> tuple[Model, 
 
 def _model(config: ModelConfig, state: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Model:
     with torch.device("meta"):
-        model = Model(config)
+        model = Model(config).to(dtype)
     model.to_empty(device=device)
-    model.to(dtype)
     missing = model.load_state_dict(state, strict=False)
     if missing.missing_keys or missing.unexpected_keys:
         raise SpecError(f"the weights do not fit the model: {[*missing.missing_keys, *missing.unexpected_keys][:4]}")
@@ -114,14 +118,42 @@ def _own(path: Path) -> tuple[ModelConfig, dict[str, Tensor], TextCodec]:
 # ---- others' files ----
 
 
-def _gguf(path: Path) -> tuple[ModelConfig, dict[str, Tensor], TextCodec]:
+def _gguf(path: Path, dtype: torch.dtype) -> tuple[ModelConfig, dict[str, Tensor], TextCodec]:
     if not path.is_file():
         raise SpecError(f"no GGUF file at {path}")
     file = gguf.GgufFile(path)
     config = gguf.config_of(file)
-    backend, ends = gguf.tokenizer_of(file.metadata)
-    state = {name: torch.from_numpy(value.copy()) for name, value in gguf.hf_weights(file, config).items()}
+    # numpy lets go of the interpreter while it computes, so threads read side by side.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        tokenizer = pool.submit(gguf.tokenizer_of, file.metadata)
+        state = _dequantised(file, gguf.sources(file, config), dtype, pool)
+        backend, ends = tokenizer.result()
     return config, from_hf_state(config, state), HfTokenizer(backend, eos=ends)
+
+
+def _dequantised(
+    file: gguf.GgufFile, sources: Mapping[str, gguf.Source], dtype: torch.dtype, pool: ThreadPoolExecutor
+) -> dict[str, Tensor]:
+    """Every tensor at the precision it will be used with: the float32 ones of a large model would not fit beside it."""
+    state = {name: torch.empty(file.entry(source.name).shape, dtype=dtype) for name, source in sources.items()}
+
+    def piece(name: str, first: int, last: int) -> None:
+        state[name][first:last] = torch.from_numpy(file.rows(sources[name].name, first, last))
+
+    def whole(name: str) -> None:
+        state[name].copy_(torch.from_numpy(gguf.read(file, sources[name])))
+
+    jobs: list[Future[None]] = []
+    for name, tensor in state.items():
+        if sources[name].heads or tensor.dim() == 1:
+            jobs.append(pool.submit(whole, name))
+            continue
+        step = max(1, PIECE // tensor.shape[1])
+        for first in range(0, tensor.shape[0], step):
+            jobs.append(pool.submit(piece, name, first, min(first + step, tensor.shape[0])))
+    for job in jobs:
+        job.result()
+    return state
 
 
 def _folder(path: Path) -> tuple[ModelConfig, dict[str, Tensor], TextCodec]:
