@@ -172,4 +172,4 @@ def default_decode(model: Model) -> DecodeSettings:
     if model.device.type == "cuda":
         small = model.parameter_count() < 100_000_000
         return DecodeSettings(rows=1_024 if small else 256, check_every=8)
-    return DecodeSettings(rows=256, check_every=4)
+    return DecodeSettings(rows=256, check_every=2)
