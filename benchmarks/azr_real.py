@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from azr_train import brief, build, pick_device, say, sizes
+from azr_train import brief, build, pick_device, say, sizes, slowed
 
 LARGE = 500_000_000
 """Parameters from which the gentler defaults hold."""
@@ -117,7 +117,7 @@ def config_of(args: argparse.Namespace) -> Any:
         },
         update={
             "learning_rate": args.learning_rate, "mini_batch": args.mini_batch, "entropy": args.entropy,
-            "token_mean": args.loss == "tokens",
+            "token_mean": args.loss == "tokens", "kl": args.kl,
         },
     )  # fmt: skip
 
@@ -232,7 +232,7 @@ def shown(found: dict[str, Any]) -> str:
 
 
 def play(setup: Setup, started: float, *, reserve: float, log: Path) -> dict[str, Any]:
-    args, trainer = setup.args, setup.trainer
+    args, trainer, config = setup.args, setup.trainer, setup.trainer.config
     longest = 0.0
     seconds: list[float] = []
     sampled = trained = 0
@@ -242,6 +242,8 @@ def play(setup: Setup, started: float, *, reserve: float, log: Path) -> dict[str
             if spent + longest * 1.2 + reserve > args.minutes * 60:
                 break
             begun = time.perf_counter()
+            if args.decay:
+                trainer.config = slowed(config, 1.0 - spent / (args.minutes * 60))
             iteration = trainer.iterate()
             sampled += len(iteration.proposed) + len(iteration.solved)
             trained += int(iteration.metrics["rollouts"]["count"])
@@ -310,6 +312,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--warmup-steps", type=int, default=4)
     top.add_argument("--mini-batch", type=int, default=512)
     top.add_argument("--entropy", type=float, default=0.001)
+    top.add_argument("--kl", type=float, default=0.0, help="weight of the distance to the first policy")
+    top.add_argument("--decay", action="store_true", help="the learning rate falls to zero with the minutes")
     top.add_argument("--loss", choices=("sequences", "tokens"), default="sequences", help="what it is a mean over")
     top.add_argument("--rows", type=int, default=768, help="sequences decoded side by side")
     top.add_argument("--max-places", type=int, default=1_024, help="room of a sequence on CUDA; grows when it must")

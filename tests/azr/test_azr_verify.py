@@ -213,6 +213,20 @@ def test_hash_seeds_are_what_they_are_said_to_be() -> None:
     assert one[0] == one[1]
 
 
+@pytest.mark.parametrize("program", ["def f(x):\n    return id(x)", "def f(x):\n    g = id\n    return [g(x)]"])
+def test_addresses_are_no_tasks_also_where_they_never_change(program: str) -> None:
+    found = check_program(program)
+    assert isinstance(found, Validation)
+    assert found.verdict is Verdict.NONDETERMINISTIC
+
+
+@pytest.mark.parametrize("program", ["def f(id):\n    return id + 1", "def f(x):\n    id = x + 1\n    return id"])
+def test_id_is_a_name_like_any_other(program: str, verifier: Verifier) -> None:
+    [one] = verifier.validate([checked(program, "3")])
+    assert isinstance(one.task, Triplet)
+    assert one.task.output == "4"
+
+
 def test_a_program_that_uses_sets_well_is_a_task(verifier: Verifier) -> None:
     programs = (
         "def f(l):\n    return len(set(l))",

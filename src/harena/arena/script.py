@@ -1,4 +1,4 @@
-"""Self-reported scripts: `python -u submission.py ENV_ID` in a box of its own, which prints what it says it scored.
+"""Self-reported scripts: `python3 -u submission.py ENV_ID` in a box of its own, which prints what it says it scored.
 
 The score is the script's word and nobody else's: whoever shows it marks it so, and never ranks it with verified ones.
 Promises: what the script does is a value (`ScriptRun`); what the platform fails at is raised, and says whether to try
@@ -113,7 +113,7 @@ def run(
         for path, data in code.files.items():
             box.write(path, data)
         main = f"./{code.main}" if code.main.startswith("-") else code.main  # else Python takes it for an option
-        return _run_of(box.exec(["python", "-u", main, env_id], limits=limits), limits)
+        return _run_of(box.exec(["python3", "-u", main, env_id], limits=limits), limits)
 
 
 @contextlib.contextmanager

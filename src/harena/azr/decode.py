@@ -30,6 +30,8 @@ from harena.errors import SpecError
 log = logging.getLogger(__name__)
 
 PLACES_STEP = 128
+MAX_VIEWS = 64
+"""Of the cache, kept to be used again: a processor looks at as many places as it must, so there are hundreds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +250,8 @@ class Decoder:
     def _view(self, rows: int, places: int) -> Cache:
         key = (rows, places)
         if key not in self._views:
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
             self._views[key] = self.cache.view(rows, places)
         return self._views[key]
 

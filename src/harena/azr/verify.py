@@ -233,6 +233,8 @@ def check_program(source: str, forbidden: frozenset[str] = FORBIDDEN) -> Checked
         module = next((name for name in _imported(nodes, source) if name.partition(".")[0] in forbidden), None)
         if module is not None:
             return Validation(verdict=Verdict.FORBIDDEN, detail=f"imports {module[:80]}")
+        if "id" in source and _asks_for_addresses(nodes):
+            return Validation(verdict=Verdict.NONDETERMINISTIC, detail="id() is another on another machine")
         if functions[0] == ENTRY:
             return Checked(program=source, plain=is_plain(nodes), hashes=may_depend_on_hashes(nodes))
         renamed = _renamed(tree, functions[0])
@@ -256,6 +258,17 @@ def _is_plain(program: str) -> bool:
         return is_plain(nodes_of(literals.parse(program, max_chars=MAX_PROGRAM_CHARS)))
     except (LiteralError, RecursionError):
         return False
+
+
+def _asks_for_addresses(nodes: Sequence[ast.AST]) -> bool:
+    """Whether the built-in id is used. Where the interpreter lies at a fixed place, as Debian's does, its own objects
+    have one address in every process, and runs that agree show nothing."""
+    names = [node for node in nodes if isinstance(node, ast.Name) and node.id == "id"]
+    is_own = any(not isinstance(node.ctx, ast.Load) for node in names) or any(
+        (isinstance(node, ast.arg) and node.arg == "id") or (isinstance(node, ast.FunctionDef) and node.name == "id")
+        for node in nodes
+    )
+    return bool(names) and not is_own
 
 
 def _imported(nodes: Sequence[ast.AST], source: str) -> list[str]:
