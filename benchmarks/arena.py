@@ -247,7 +247,7 @@ def rate(url: str, for_s: float) -> float:
 
 def claims(quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        found = jobs_bench.measure(Path(folder), 4000 if quick else 20_000, 4)
+        found = jobs_bench.measure(f"sqlite:///{folder}/jobs.db", 4000 if quick else 20_000, 4)
     return [
         Row("job claims on SQLite, 4 processes, none twice", found["claim, 4 processes"], "/s", 1000, 5000, True),
         Row("… 4 threads", found["claim, 4 threads"], "/s", None, None, True),

@@ -1,6 +1,7 @@
-"""Jobs a second through the job table on SQLite. Every claim is checked: none is given out twice.
+"""Jobs a second through the job table, on SQLite or on the database of a URL, which gets jobs of these kinds and keeps
+them. Every claim is checked: none is given out twice.
 
-python benchmarks/jobs.py [--jobs 20000] [--claimers 4] [--json]
+python benchmarks/jobs.py [--jobs 20000] [--claimers 4] [--url postgresql://…] [--json]
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 from harena.arena.database import Database
 from harena.arena.jobs import Queue
@@ -85,8 +85,7 @@ def processes(url: str, jobs: int, claimers: int) -> float:
     return jobs / took
 
 
-def measure(folder: Path, jobs: int, claimers: int) -> dict[str, float]:
-    url = f"sqlite:///{folder}/jobs.db"
+def measure(url: str, jobs: int, claimers: int) -> dict[str, float]:
     database = Database(url)
     queue = Queue(database)
     payloads = [{"submission": f"{n:032x}"} for n in range(jobs)]
@@ -110,10 +109,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--claimers", type=int, default=4)
+    parser.add_argument("--url", metavar="URL", help="a PostgreSQL database (a new SQLite file)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), args.jobs, args.claimers)
+        found = measure(args.url or f"sqlite:///{folder}/jobs.db", args.jobs, args.claimers)
     if args.json:
         print(json.dumps({name: round(value) for name, value in found.items()}))
         return

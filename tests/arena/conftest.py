@@ -1,8 +1,10 @@
-"""A store in a folder of its own, with a clock that only tests move."""
+"""A store of its own for each test, with a clock that only tests move. Tests that ask for a `url` or for the `store`
+run on both databases."""
 
 from __future__ import annotations
 
 import pytest
+import servers
 from entries import ENV, Clock
 
 from harena.arena.models import EnvironmentKind
@@ -15,9 +17,28 @@ def clock():
     return Clock()
 
 
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL that lives as long as the tests do."""
+    programs = servers.programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL here: apt-get install postgresql")
+    pytest.importorskip("psycopg", reason="no psycopg here: pip install 'harena[postgres]'")
+    server = servers.Postgres(programs)
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path}/arena.db"
+def postgres_url(postgres):
+    return postgres.emptied()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/arena.db"
+    return request.getfixturevalue("postgres_url")
 
 
 @pytest.fixture

@@ -29,11 +29,11 @@ NO_LIMIT = Quota(per_day=None, at_once=None)
 class Bench:
     """All parts of an arena but the workers, over one folder."""
 
-    def __init__(self, folder, runner, *, clock=None, settings=None, seed=0):
+    def __init__(self, folder, runner, *, url=None, clock=None, settings=None, seed=0):
         self.clock = clock or Clock()
         self.settings = Settings(
-            data=folder, database_url=f"sqlite:///{folder}/arena.db", secret_key=b"k" * 32, quota=NO_LIMIT
-        )
+            data=folder, database_url=url or f"sqlite:///{folder}/arena.db", secret_key=b"k" * 32, quota=NO_LIMIT
+        )  # fmt: skip
         self.store = Store(self.settings.database_url, clock=self.clock)
         self.queue = Queue(self.store)
         self.files = FileStore(self.settings.files)

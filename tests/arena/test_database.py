@@ -50,8 +50,9 @@ def test_readers_do_not_wait_for_the_writer(store):
 
 def test_a_database_that_stays_locked_is_said_to_be_and_the_store_recovers(store, url, monkeypatch):
     monkeypatch.setattr(database, "PRAGMAS", ("PRAGMA busy_timeout=20",))
+    monkeypatch.setattr(database, "BUSY_S", 0.02)
     other = Store(url)
-    with store.begin(), pytest.raises(StoreError, match="cannot be written now"):
+    with store.begin(), pytest.raises(StoreError, match=r"cannot be (written|used) now"):
         other.publish("x", "x", {})
     other.publish("x", "x", {})
     other.close()
@@ -92,8 +93,9 @@ def test_a_process_killed_in_the_middle_leaves_a_consistent_database(store, url,
     assert (died.returncode, died.stderr) == (-signal.SIGKILL, b"")
     queue = Queue(store)
     with store.read() as connection:
-        assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
-        assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
+        if url.startswith("sqlite"):
+            assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
+            assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
         jobs, charges = (
             connection.scalar(sa.select(sa.func.count()).select_from(table)) for table in (models.jobs, models.charges)
         )
@@ -122,9 +124,13 @@ def test_an_old_database_is_brought_up_to_date_and_a_newer_one_refused(url, monk
     Store(url).close()
     with monkeypatch.context() as newer:
         newer.setattr(models, "SCHEMA_VERSION", 3)
-        newer.setitem(database.MIGRATIONS, 2, lambda connection: connection.exec_driver_sql("CREATE TABLE two (x)"))
         newer.setitem(
-            database.MIGRATIONS, 3, lambda connection: connection.exec_driver_sql("ALTER TABLE two ADD COLUMN y")
+            database.MIGRATIONS, 2, lambda connection: connection.exec_driver_sql("CREATE TABLE two (x INTEGER)")
+        )
+        newer.setitem(
+            database.MIGRATIONS,
+            3,
+            lambda connection: connection.exec_driver_sql("ALTER TABLE two ADD COLUMN y INTEGER"),
         )
         for _ in range(2):
             store = Store(url)
@@ -140,7 +146,7 @@ def test_a_migration_that_fails_changes_nothing(url, monkeypatch):
     Store(url).close()
 
     def broken(connection):
-        connection.exec_driver_sql("CREATE TABLE two (x)")
+        connection.exec_driver_sql("CREATE TABLE two (x INTEGER)")
         raise ZeroDivisionError
 
     with monkeypatch.context() as newer:

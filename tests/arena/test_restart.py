@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
+from killable import Server, until
 
 pytest.importorskip("gymnasium")
 
@@ -32,48 +28,6 @@ AGENT = "def act(observation): return {number} % 2\n"
 CRASH = "def act(observation): raise ValueError({number})\n"
 SCRIPT = "import json\nprint(json.dumps({{'score': {number}}}))\n"
 SENT = 200
-SOON_S = 60.0
-
-SERVER = """
-import json, sys
-from harena.arena.arena import Arena
-from harena.arena.settings import Settings
-with Arena(Settings.from_env(sys.argv[1], {})) as arena:
-    print(json.dumps([worker.process.pid for worker in arena.runner._workers]), flush=True)
-    sys.stdin.read()
-"""
-
-
-class Server:
-    def __init__(self, folder):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.players = json.loads(self.process.stdout.readline())
-
-    def kill(self):
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
-        until(lambda: not any(map(alive, self.players)))
-
-    def stop(self):
-        self.process.communicate()  # the end of its input
-        assert self.process.returncode == 0
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def until(what):
-    end = time.monotonic() + SOON_S
-    while not what():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 def source(number):

@@ -27,8 +27,8 @@ POLE = "CartPole-v1"
 
 
 @pytest.fixture
-def bench(tmp_path, two_workers):
-    bench = Bench(tmp_path, two_workers)
+def bench(tmp_path, two_workers, url):
+    bench = Bench(tmp_path, two_workers, url=url)
     yield bench
     bench.close()
 

@@ -41,7 +41,7 @@ GRACE_S = 10.0
 
 class Arena:
     def __init__(self, settings: Settings) -> None:
-        """Raises FolderInUse when another process serves the folder."""
+        """Raises FolderInUse or DatabaseInUse when another process serves the folder or the database."""
         self.settings = settings
         self._stopped = False
         self._opened = contextlib.ExitStack()
@@ -57,6 +57,7 @@ class Arena:
         opened.callback(FolderLock(settings.data).release)
         self.store = Store(settings.database_url)
         opened.callback(self.store.close)
+        self.store.hold()
         self.queue = Queue(self.store)
         self.files = FileStore(settings.files)
         self.hub = Hub(self.store)
@@ -81,7 +82,7 @@ class Arena:
             },
             on_dead=self._dead,
             on_requeued=self.submissions.requeued,
-            alone=self._embedded(),
+            alone=self._guarded(),
         )  # fmt: skip
 
     def start(self) -> None:
@@ -135,10 +136,10 @@ class Arena:
         self.matchmaker.wake()
         return made
 
-    def _embedded(self) -> bool:
-        """Whether the lock of the folder also guards the database, because it lies there."""
+    def _guarded(self) -> bool:
+        """Whether nobody else can serve the database: it has a lock of its own, or lies in the folder that has one."""
         url = self.store.engine.url
-        return url.get_backend_name() == "sqlite" and Path(url.database or "").absolute().parent == self.settings.data
+        return url.get_backend_name() != "sqlite" or Path(url.database or "").absolute().parent == self.settings.data
 
     def _environment(self, env_id: str) -> Environment | None:
         with contextlib.suppress(NotFound):

@@ -52,7 +52,7 @@ REBUILD_EPILOG = """\
 exit codes:
   0    the ratings and the board are what the match log gives
   1    they were not; without --check they are now
-  2    a wrong argument, or an arena serves the folder: stop it first, or use --check"""
+  2    a wrong argument, or an arena serves it: stop it first, or use --check"""
 
 
 def fill(name: str, parser: argparse.ArgumentParser) -> None:
@@ -168,6 +168,8 @@ def _rebuild(args: argparse.Namespace) -> int:
     with contextlib.nullcontext() if args.check else FolderLock(settings.data):
         store = _open(settings)
         try:
+            if not args.check:
+                store.hold()
             ladders = [
                 environment.env_id
                 for environment in store.environments(enabled_only=False)

@@ -1,15 +1,16 @@
 """Transactions over a database that a URL names. The only module that knows which database it is.
 
-Guarantees: one writer at a time on SQLite, readers never wait for it; what one `begin()` block writes is there as a
-whole or not at all, whenever the process dies; the schema is brought up to date on opening, and a database of a newer
-Harena is refused. On SQLite a loss of power may take the last moments with it unless `synchronous="full"`; a killed
-process loses nothing. PostgreSQL is chosen by its URL: statements above use row locks, which SQLite does not need.
-Threads may share one; a process opens its own. Who asked with `on_commit` is told what a transaction of this process
-has changed, after it is there for all to see.
+Guarantees: one writer at a time, readers never wait for it; what one `begin()` block writes is there as a whole or not
+at all, whenever the process dies, and numbers that the database counts out become visible in their order; the schema is
+brought up to date on opening, and a database of a newer Harena is refused. On SQLite a loss of power may take the last
+moments with it unless `synchronous="full"`; a killed process loses nothing. PostgreSQL is chosen by its URL and gives
+the same; only `single()` lets its writers work side by side. Threads may share one; a process opens its own. Who asked
+with `on_commit` is told what a transaction of this process has changed, after it is there for all to see.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import sqlite3
@@ -25,10 +26,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from harena.arena import models
 from harena.arena.models import StoreError
-from harena.errors import SpecError
+from harena.errors import BackendUnavailable, SpecError
 
 BUSY_S = 30.0
-"""How long a write waits for another process's. A transaction of ours takes well below a millisecond."""
+"""How long a write waits for another process's. A transaction of ours takes milliseconds at most."""
+CONNECT_S = 10
+HOLD_S = 5.0
+"""How long `hold` waits: a server needs a moment to see that a process was killed."""
 PRAGMAS = (
     f"PRAGMA busy_timeout={int(BUSY_S * 1000)}",
     "PRAGMA journal_mode=WAL",
@@ -40,13 +44,19 @@ PRAGMAS = (
     "PRAGMA journal_size_limit=67108864",
 )
 _log = logging.getLogger("harena.arena")
-_SCHEMA_LOCK = 0x6861_7265_6E61  # "harena", for PostgreSQL's advisory lock
+# PostgreSQL's advisory locks, one for who writes and one for who serves; they are numbers of our choice ("harena").
+_TURN = sa.select(sa.func.pg_advisory_xact_lock(0x6861_7265_6E61))
+_HOLD = sa.select(sa.func.pg_try_advisory_lock(0x6861_7265_6E62))
 
 Changes = frozenset[str]
 """What a transaction has noted: "events", and "jobs:KIND" for each kind of job that was added, ended or given back."""
 Migration = Callable[[sa.Connection], None]
 MIGRATIONS: dict[int, Migration] = {}
 """By the version they lead to; each starts from the one before. A new database is made as `models` says."""
+
+
+class DatabaseInUse(SpecError):
+    """Another process serves this database: stop it, or choose another database."""
 
 
 class Database:
@@ -57,13 +67,17 @@ class Database:
         clock: Callable[[], float] = time.time,
         synchronous: Literal["normal", "full"] = "normal",
     ) -> None:
-        """`url` as SQLAlchemy reads it: "sqlite:////data/arena.db", "postgresql+psycopg://…"."""
+        """`url` as SQLAlchemy reads it: "sqlite:////data/arena.db", "postgresql://…"."""
         self.clock = clock
         self.engine = _engine(url, synchronous)
         self._local = threading.local()
         self._listeners: tuple[Callable[[Changes], object], ...] = ()
         embedded = self.engine.dialect.name == "sqlite"
-        self._one_writer = _OneWriter(self.engine) if embedded else None
+        self._writer = _OneWriter(self.engine) if embedded else _OneInTurn(self.engine)
+        # A statement outside of `begin()` is on its own on both, and PostgreSQL need not be told where it ends.
+        self._alone = self.engine if embedded else self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._told = contextlib.nullcontext if embedded else _in_our_words
+        self._holder: sa.Connection | None = None
         self._insert = sqlite.insert if embedded else postgresql.insert
         try:
             with self.begin() as connection:
@@ -73,9 +87,29 @@ class Database:
             raise
 
     def close(self) -> None:
-        if self._one_writer is not None:
-            self._one_writer.close()
+        self._writer.close()
+        if self._holder is not None:
+            self._holder.close()
         self.engine.dispose()
+
+    def hold(self) -> None:
+        """From now on, and until this is closed or its process ends, this process serves the database. Raises
+        DatabaseInUse while another one does. A restart of the server ends it, too: then jobs have their leases. An
+        SQLite file has no such lock: whoever serves it has locked its folder."""
+        if self.engine.dialect.name == "sqlite":
+            return
+        deadline = time.monotonic() + HOLD_S
+        with self._told(), contextlib.ExitStack() as stack:
+            holder = stack.enter_context(self._alone.connect())
+            holder.detach()  # not for the pool: the lock ends with the connection
+            # So that the server learns within a minute of a machine that lost its power.
+            holder.exec_driver_sql("SET tcp_keepalives_idle = 15; SET tcp_keepalives_interval = 5")
+            while not holder.scalar(_HOLD):
+                if time.monotonic() >= deadline:
+                    raise DatabaseInUse("another process serves this database already: stop it, or choose another")
+                time.sleep(0.1)
+            stack.pop_all()
+            self._holder = holder
 
     @contextmanager
     def begin(self) -> Generator[sa.Connection]:
@@ -86,7 +120,7 @@ class Database:
             yield joined
             return
         self._local.changes = changes = set[str]()
-        with (self._one_writer or self.engine).begin() as connection:
+        with self._told(), self._writer.begin() as connection:
             self._local.connection = connection
             try:
                 yield connection
@@ -94,6 +128,17 @@ class Database:
                 self._local.connection = None
         if changes:
             self._announce(frozenset(changes))
+
+    @contextmanager
+    def single(self) -> Generator[sa.Connection]:
+        """For one statement that checks and changes its rows by itself, as a claim does, and notes nothing: on
+        PostgreSQL it does not wait for the writer. Inside `begin()` it is a part of that."""
+        if self._joined() is not None or self._alone is self.engine:
+            with self.begin() as connection:
+                yield connection
+            return
+        with self._told(), self._alone.connect() as connection:
+            yield connection
 
     def note(self, change: str) -> None:
         """Inside `begin()`: what to tell the listeners of, once it is committed."""
@@ -123,7 +168,7 @@ class Database:
         if joined is not None:
             yield joined
             return
-        with self.engine.connect() as connection:
+        with self._told(), self._alone.connect() as connection:
             yield connection
 
     def insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
@@ -182,13 +227,44 @@ class _OneWriter:
             connection.close()
 
 
+class _OneInTurn:
+    """PostgreSQL has many writers at a time. Here they queue, threads before they take a connection and processes by a
+    lock that ends with the transaction, after it can be seen. So nobody counts on what another is about to change, no
+    two wait for each other, and who has read up to an event's number has missed none below it."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self.turn = threading.Lock()
+
+    @contextmanager
+    def begin(self) -> Generator[sa.Connection]:
+        with self.turn, self.engine.begin() as connection:
+            connection.execute(_TURN)
+            yield connection
+
+    def close(self) -> None:
+        pass
+
+
 @contextmanager
 def _storable_values() -> Generator[None]:
     """A search for what cannot be in a database, such as half a surrogate pair or 10**30, is the caller's error."""
     try:
         yield
-    except (UnicodeEncodeError, OverflowError) as error:
+    except (UnicodeEncodeError, OverflowError, exc.DataError) as error:
         raise SpecError("a value that no database can hold") from error
+
+
+@contextmanager
+def _in_our_words() -> Generator[None]:
+    """A server that is away, shuts down, or lets us wait too long is no bug, and may be back the next time."""
+    try:
+        yield
+    except (exc.OperationalError, exc.InterfaceError) as error:
+        why = str(error.orig).strip().partition("\n")[0] or "the connection was lost"
+        raise StoreError(f"the database cannot be used now: {why}") from error
+    except exc.TimeoutError as error:
+        raise StoreError("the database cannot be used now: all connections are in use") from error
 
 
 def columns(table: sa.Table, record: type) -> list[sa.Column[Any]]:
@@ -204,7 +280,7 @@ def _engine(url: str, synchronous: str) -> sa.Engine:
         raise SpecError("the database's URL is of the form sqlite:////folder/arena.db or postgresql://…") from error
     name = parsed.get_backend_name()
     if name == "postgresql":
-        return sa.create_engine(parsed, pool_pre_ping=True)
+        return _postgresql(parsed)
     if name != "sqlite":
         raise SpecError(f"no support for {name} databases: use sqlite or postgresql")
     if parsed.database in (None, "", ":memory:"):
@@ -220,9 +296,31 @@ def _engine(url: str, synchronous: str) -> sa.Engine:
     return engine
 
 
+def _postgresql(url: sa.URL) -> sa.Engine:
+    if url.drivername not in ("postgresql", "postgresql+psycopg"):
+        raise SpecError(f"no support for the driver of {url.drivername}: use postgresql://…")
+    ours = {"connect_timeout": str(CONNECT_S), "application_name": "harena", "client_encoding": "utf8"}
+    url = url.set(drivername="postgresql+psycopg")
+    url = url.update_query_dict({name: value for name, value in ours.items() if name not in url.query})
+    try:
+        # A connection from the pool is asked first whether it still is one: the server may have been restarted.
+        engine = sa.create_engine(url, pool_size=16, max_overflow=32, pool_timeout=BUSY_S, pool_pre_ping=True)
+    except ImportError as error:
+        raise BackendUnavailable("a PostgreSQL database needs psycopg: pip install 'harena[postgres]'") from error
+
+    def connected(connection: Any, _: object) -> None:
+        connection.execute(f"SET lock_timeout = {int(BUSY_S * 1000)}")
+        connection.commit()
+
+    event.listen(engine, "connect", connected)
+    return engine
+
+
 def _migrate(connection: sa.Connection, now: float) -> None:
     if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+        if encoding != "UTF8":
+            raise SpecError(f"the database's encoding is {encoding}: make one with `createdb --encoding UTF8`")
     table = models.schema_version
     if not sa.inspect(connection).has_table(table.name):
         models.metadata.create_all(connection)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harena.arena.database import Changes
+from harena.arena.models import StoreError
 from harena.arena.records import MAX_PAGE
 from harena.arena.store import Notice, Store
 
@@ -195,8 +196,9 @@ class Hub:
             try:
                 while self._hand_on():
                     pass
-            except Exception:
-                _log.exception("the hub could not read events and will try again")
+            except Exception as error:
+                known = isinstance(error, StoreError)
+                _log.error("the hub could not read events and will try again: %s", error, exc_info=not known)
                 time.sleep(POLL_S)
 
     def _hand_on(self) -> bool:

@@ -128,7 +128,7 @@ class Queue:
         """The next job of that kind, for this worker alone until the lease is over; None: nothing to do now."""
         now = self.database.clock()
         values = {"job_kind": kind, "now": now, "holder": worker, "until": now + lease_s}
-        with self.database.begin() as connection:
+        with self.database.single() as connection:
             row = connection.execute(CLAIM, values).mappings().first()
         return Job(**row) if row else None
 
@@ -153,9 +153,10 @@ class Queue:
             self.database.note(f"jobs:{job.kind}")
             return self.get(job.id)
 
-    def sweep(self) -> Swept:
-        """Takes jobs from workers whose lease is over. Write what follows from it in the same `begin()` block."""
-        now = self.database.clock()
+    def sweep(self, *, now: float | None = None) -> Swept:
+        """Takes jobs from workers whose lease is over, or was at the time given. Write what follows from it in the same
+        `begin()` block."""
+        now = self.database.clock() if now is None else now
         return self._take_back((jobs.c.state == JobState.RUNNING) & (jobs.c.lease_until < now), "stopped answering")
 
     def release_all(self) -> Swept:
@@ -243,7 +244,7 @@ class Queue:
 
     def _held(self, job: Job, **values: Any) -> None:
         values |= {"held_id": job.id, "held_fence": job.fence}
-        with self.database.begin() as connection:
+        with self.database.single() as connection:
             if connection.execute(_HELD, values).rowcount != 1:
                 raise LeaseLost(f"job {job.id} is no longer {job.worker}'s: drop its result")
 

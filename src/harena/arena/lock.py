@@ -1,5 +1,5 @@
 """One process serves a data folder. Guarantees: the second is refused and told who has it; the lock ends with the
-process, however that ends. Does not guard a database elsewhere: jobs have leases for that.
+process, however that ends. Does not guard a database elsewhere: `Database.hold` does, on a server.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from harena.arena.hub import Hub
 from harena.arena.jobs import Queue
 from harena.arena.ladder import Match
 from harena.arena.matches import Matches
-from harena.arena.models import Conflict, EnvironmentKind, MatchKind
+from harena.arena.models import Conflict, EnvironmentKind, MatchKind, StoreError
 from harena.arena.settings import EnvironmentSettings
 from harena.arena.standings import Standings
 from harena.arena.store import Notice, Store
@@ -128,8 +128,9 @@ class Matchmaker:
             self._bell.clear()
             try:
                 self.step()
-            except Exception:
-                _log.exception("the matchmaker failed and will try again")
+            except Exception as error:
+                known = isinstance(error, StoreError)
+                _log.error("the matchmaker failed and will try again: %s", error, exc_info=not known)
                 time.sleep(TICK_S)
             self._bell.wait(self._pause_s())
 

@@ -36,7 +36,8 @@ MAX_ENV_VALUE = 4096
 class Settings:
     data: Path
     """The folder of everything that is kept: database, files, key, lock."""
-    database_url: str
+    database_url: str = field(repr=False)
+    """May hold a password."""
     secret_key: bytes = field(repr=False)
     """Signs what browsers bring back."""
     quota: Quota = field(default_factory=Quota)

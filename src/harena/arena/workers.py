@@ -164,8 +164,9 @@ class Workers:
                     return None
             try:
                 job = self._claim(kind)
-            except Exception:
-                _log.exception("no job could be claimed; will try again")
+            except Exception as error:
+                known = isinstance(error, StoreError)
+                _log.error("no job could be claimed; will try again: %s", error, exc_info=not known)
                 time.sleep(ERROR_WAIT_S)
                 continue
             if job is not None:
@@ -246,8 +247,9 @@ class Workers:
                 if now - pruned_at > PRUNE_S:
                     pruned_at = now
                     self._prune()
-            except Exception:
-                _log.exception("jobs could not be looked after; will try again")
+            except Exception as error:
+                known = isinstance(error, StoreError)
+                _log.error("jobs could not be looked after; will try again: %s", error, exc_info=not known)
                 time.sleep(ERROR_WAIT_S)
 
     def _look(self) -> None:
@@ -271,12 +273,13 @@ class Workers:
             held.lost.set()
 
     def _sweep(self) -> None:
+        now = self._store.clock()  # before the look at what is ours: a job that comes after it has a later lease
         with self._changed:
             held = list(self._held)
         for one in held:
             self._beat(one)  # a machine that slept has let its own leases run out
         with self._store.begin():
-            self._follow(self._queue.sweep())
+            self._follow(self._queue.sweep(now=now))
 
     def _prune(self) -> None:
         jobs = self._queue.prune(older_than_s=KEEP_S, keep=KEEP_JOBS)
