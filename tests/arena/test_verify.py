@@ -39,6 +39,8 @@ def act(observation):
         raise ValueError("MY SECRET")
     return 0
 """
+pytestmark = pytest.mark.serial
+"""One arena from its first day to its last: the tests below follow one another, so they stay together."""
 AGENTS = {"counter": BEATS_THE_LAST, "paper": ALWAYS.format(1), "dice": DICE, "crash": CRASHES}
 
 
