@@ -158,6 +158,8 @@ def test_a_call_that_is_about_to_end_keeps_its_box_when_cancelled() -> None:
 
 
 def test_what_was_being_made_when_cancelled_is_ended() -> None:
+    before = set(own_boxes())  # of tests that ran earlier in this process and keep theirs
+
     async def scenario() -> None:
         pool = await AsyncSandboxPool.create(warm=0)
         for make in (AsyncSandbox.create, pool.lease):
@@ -169,7 +171,7 @@ def test_what_was_being_made_when_cancelled_is_ended() -> None:
         await pool.close()
 
     asyncio.run(scenario())
-    assert eventually(lambda: own_boxes() == [])
+    assert eventually(lambda: set(own_boxes()) <= before)
 
 
 def test_output_is_read_while_the_process_runs() -> None:
@@ -278,6 +280,8 @@ def test_a_pool_maps_and_reports_progress_in_the_loops_thread() -> None:
 
 
 def test_a_cancelled_map_is_given_up() -> None:
+    before = set(own_boxes())
+
     async def scenario() -> None:
         async with AsyncSandboxPool(warm=1) as pool:
             programs = ["import time; time.sleep(0.2)"] * 100
@@ -285,7 +289,7 @@ def test_a_cancelled_map_is_given_up() -> None:
                 await asyncio.wait_for(pool.map(programs, limits=Limits(wall_s=5)), 0.5)
 
     asyncio.run(scenario())
-    assert eventually(lambda: own_boxes() == [])
+    assert eventually(lambda: set(own_boxes()) <= before)
 
 
 def test_it_works_in_a_forked_child() -> None:
