@@ -193,8 +193,9 @@ ARENA = (
 )
 AZR = (
     "Validations and gradings of small programs on all cores of this machine, beside the same calls in a pool of processes "
-    "without isolation. What was measured on a GPU is in docs/azr.md."
+    "without isolation."
 )
+AZR_APART = Path(__file__).with_name("results") / "azr_apart.md"
 MATCHES = (
     "Agents are Python, each in a box of its own; every move is behind its clock and every game is recorded. Series keep the "
     "agents' processes between games (docs/adr/0007). kaggle isolated: its agents behind its own HTTP servers; pettingzoo raw: "
@@ -228,7 +229,7 @@ def arena_section(quick: bool) -> str:
 def azr_section(quick: bool) -> str:
     measure = importlib.import_module("azr_executor").measure
     rows = measure(quick=quick, model="default", say=lambda text: print(text, file=sys.stderr, flush=True))
-    return f"{own_table(rows)}\n\n{AZR}"
+    return f"{own_table(rows)}\n\n{AZR}\n\n{AZR_APART.read_text(encoding='utf-8').strip()}"
 
 
 def replaced(text: str, title: str, body: str) -> str:

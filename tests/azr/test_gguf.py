@@ -128,6 +128,10 @@ SHAPE = ModelConfig(vocab=6, width=16, layers=1, heads=4, kv_heads=2, head_dim=4
 TOKENS = ["a", "b", "ab", "Ġ", "<|endoftext|>", "c"]
 
 
+def hf_weights(file: gguf.GgufFile, config: ModelConfig) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: gguf.read(file, source) for name, source in gguf.sources(file, config).items()}
+
+
 def small(path: Path, arch: str, *, twice: bool = False) -> tuple[Path, dict[str, np.ndarray[Any, Any]]]:
     def draw(*shape: int) -> np.ndarray[Any, Any]:
         return RNG.normal(size=shape).astype(np.float32)
@@ -171,7 +175,7 @@ def test_a_file_gives_the_weights_that_transformers_would_have(tmp_path: Path, a
     file = gguf.GgufFile(path)
     config = gguf.config_of(file)
     assert (config.width, config.heads, config.kv_heads, config.tied) == (16, 4, 2, True)
-    found = gguf.hf_weights(file, config)
+    found = hf_weights(file, config)
     assert found.keys() == hf.keys()
     for name, value in hf.items():
         np.testing.assert_array_equal(found[name], value)
@@ -183,7 +187,7 @@ def test_an_embedding_stored_twice_is_tied_to_its_better_copy(tmp_path: Path) ->
     config = gguf.config_of(file)
     assert config.tied
     np.testing.assert_array_equal(
-        gguf.hf_weights(file, config)["model.embed_tokens.weight"], hf["model.embed_tokens.weight"]
+        hf_weights(file, config)["model.embed_tokens.weight"], hf["model.embed_tokens.weight"]
     )
 
 
@@ -244,7 +248,7 @@ def test_broken_files_are_refused_with_a_reason(tmp_path: Path) -> None:
             gguf.GgufFile(tmp_path / name)
     (tmp_path / "short").write_bytes(data[:-400])
     with pytest.raises(SpecError, match="beyond the end"):
-        gguf.hf_weights(gguf.GgufFile(tmp_path / "short"), SHAPE)
+        hf_weights(gguf.GgufFile(tmp_path / "short"), SHAPE)
 
 
 def test_unknown_architectures_and_formats_are_refused(tmp_path: Path) -> None:

@@ -267,6 +267,11 @@ def _in_our_words() -> Generator[None]:
         raise StoreError("the database cannot be used now: all connections are in use") from error
 
 
+def log_failure(log: logging.Logger, what: str, error: Exception) -> None:
+    """One line for a database that is away, which its host can mend; the traceback for what is our fault."""
+    log.error("%s: %s", what, error, exc_info=not isinstance(error, StoreError))
+
+
 def columns(table: sa.Table, record: type) -> list[sa.Column[Any]]:
     """Those of the table that the dataclass has fields for."""
     names = [field.name for field in dataclasses.fields(record)]

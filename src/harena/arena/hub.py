@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from harena.arena.database import Changes
-from harena.arena.models import StoreError
+from harena.arena.database import Changes, log_failure
 from harena.arena.records import MAX_PAGE
 from harena.arena.store import Notice, Store
 
@@ -197,8 +196,7 @@ class Hub:
                 while self._hand_on():
                     pass
             except Exception as error:
-                known = isinstance(error, StoreError)
-                _log.error("the hub could not read events and will try again: %s", error, exc_info=not known)
+                log_failure(_log, "the hub could not read events and will try again", error)
                 time.sleep(POLL_S)
 
     def _hand_on(self) -> bool:

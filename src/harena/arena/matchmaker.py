@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 
 from harena.arena import pairing, roster
 from harena.arena.accounts import Environment, Season
+from harena.arena.database import log_failure
 from harena.arena.fold import Fold, played
 from harena.arena.hub import Hub
 from harena.arena.jobs import Queue
 from harena.arena.ladder import Match
 from harena.arena.matches import Matches
-from harena.arena.models import Conflict, EnvironmentKind, MatchKind, StoreError
+from harena.arena.models import Conflict, EnvironmentKind, MatchKind
 from harena.arena.settings import EnvironmentSettings
 from harena.arena.standings import Standings
 from harena.arena.store import Notice, Store
@@ -129,8 +130,7 @@ class Matchmaker:
             try:
                 self.step()
             except Exception as error:
-                known = isinstance(error, StoreError)
-                _log.error("the matchmaker failed and will try again: %s", error, exc_info=not known)
+                log_failure(_log, "the matchmaker failed and will try again", error)
                 time.sleep(TICK_S)
             self._bell.wait(self._pause_s())
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from harena.arena.database import Changes
+from harena.arena.database import Changes, log_failure
 from harena.arena.jobs import LEASE_S, Job, Queue, Swept
 from harena.arena.models import LeaseLost, StoreError
 from harena.arena.store import Store
@@ -165,8 +165,7 @@ class Workers:
             try:
                 job = self._claim(kind)
             except Exception as error:
-                known = isinstance(error, StoreError)
-                _log.error("no job could be claimed; will try again: %s", error, exc_info=not known)
+                log_failure(_log, "no job could be claimed; will try again", error)
                 time.sleep(ERROR_WAIT_S)
                 continue
             if job is not None:
@@ -248,8 +247,7 @@ class Workers:
                     pruned_at = now
                     self._prune()
             except Exception as error:
-                known = isinstance(error, StoreError)
-                _log.error("jobs could not be looked after; will try again: %s", error, exc_info=not known)
+                log_failure(_log, "jobs could not be looked after; will try again", error)
                 time.sleep(ERROR_WAIT_S)
 
     def _look(self) -> None:

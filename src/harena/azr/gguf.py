@@ -297,11 +297,6 @@ def sources(file: GgufFile, config: ModelConfig) -> dict[str, Source]:
     return found
 
 
-def hf_weights(file: GgufFile, config: ModelConfig) -> dict[str, Array]:
-    """Every weight under transformers' name, float32."""
-    return {name: read(file, source) for name, source in sources(file, config).items()}
-
-
 def read(file: GgufFile, source: Source) -> Array:
     weight = file.tensor(source.name)
     return unpermute(weight, source.heads) if source.heads else weight
