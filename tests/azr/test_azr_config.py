@@ -5,17 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from harena.azr import config
+from harena.azr import cli, config
 from harena.azr.config import Algorithm, Config
 from harena.azr.tasks import Kind
 from harena.errors import SpecError
 
 
-@pytest.mark.parametrize("name", ["laptop", "small", "gpu1", "paper"])
+@pytest.mark.parametrize("name", config.PROFILES)
 def test_a_profile_survives_being_written_and_read(name: str) -> None:
     made = config.read(profile=name)
     assert made.profile == name
     assert config.from_dict(json.loads(json.dumps(config.as_dict(made)))) == made
+
+
+def test_the_command_offers_every_profile() -> None:
+    assert tuple(config.PROFILES) == cli.PROFILES
 
 
 def test_the_papers_numbers_are_the_papers() -> None:
@@ -119,7 +123,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, name: str, t
 def test_a_missing_file_and_an_unknown_profile_are_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"no\.yaml"):
         config.read(tmp_path / "no.yaml")
-    with pytest.raises(SpecError, match="laptop, small, gpu1, paper"):
+    with pytest.raises(SpecError, match="laptop, small, brief, gpu1, paper"):
         config.read(profile="phone")
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
 from harena.azr import decode, engines, flash, torch_engine  # noqa: E402
+from harena.azr.config import EngineConfig  # noqa: E402
 from harena.azr.engine import Completion, Request, Rollout, Sampling, Update  # noqa: E402
 from harena.azr.learner import LearnSettings, token_stats  # noqa: E402
 from harena.azr.model import Model, ModelConfig  # noqa: E402
@@ -349,6 +351,33 @@ def test_a_graph_that_cannot_be_recorded_is_done_without(monkeypatch: pytest.Mon
     assert made.generate(asked, Sampling(seed=3)) == engine().generate(asked, Sampling(seed=3))
 
 
+def test_the_pool_of_dropped_graphs_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch gives a pool back with the last graph in it, and fails an assertion of its own when its name comes again."""
+    made = engine()
+    decoder = made.decoder
+    pools: list[Any] = []
+
+    class Replayed:
+        def __init__(self, *key: Any) -> None:
+            self.key = key
+
+        def replay(self) -> None:
+            decoder._step(*self.key)
+
+    def record(*key: Any) -> Any:
+        pools.append(decoder._pool)
+        monkeypatch.setattr(decoder, "_pool", object())
+        return Replayed(*key)
+
+    monkeypatch.setattr(decoder, "_use_graphs", True)
+    monkeypatch.setattr(decoder, "_record", record)
+    made.generate(requests(n=2), Sampling(seed=3))
+    longer = [replace(one, max_new=one.max_new + 100) for one in requests(n=2)]
+    made.generate(longer, Sampling(seed=3))
+    assert pools[0] is None
+    assert pools.count(None) == 2  # the longer answers needed more memory: everything recorded was dropped
+
+
 def test_threads_wait_briefly_unless_a_person_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "1")  # so that what was there before comes back
     for given, wanted in (({}, engines.SPINS), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")):
@@ -358,3 +387,12 @@ def test_threads_wait_briefly_unless_a_person_says_otherwise(monkeypatch: pytest
             monkeypatch.setenv(name, value)
         engines.wait_briefly()
         assert os.environ.get("GOMP_SPINCOUNT") == wanted
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [("cuda", "finds no CUDA GPU here"), ("tpu", "auto, cpu or cuda"), ("", "auto, cpu or cuda")]
+)
+def test_a_device_that_is_not_there_is_refused(device: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SpecError, match=words):
+        engines.generating(EngineConfig(device=device))

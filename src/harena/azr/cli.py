@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from harena.azr.suite import Item
 
 OK, NO = 0, 1
-PROFILES = ("laptop", "gpu1", "paper")
+PROFILES = ("laptop", "small", "brief", "gpu1", "paper")
 ENGINES = ("torch", "trl", "openai")
 SUITES = ("tiny", "cruxeval", "humaneval", "mbpp")
 KINDS = ("deduction", "abduction", "induction")

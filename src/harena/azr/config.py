@@ -4,7 +4,9 @@ value of the wrong type or out of range are refused with the key's full name, be
 Profiles are starting points; a file, and then options such as --iterations, change single values:
 
 laptop   our own small model on two processor cores: real self-play, seconds an iteration
-gpu1     Qwen2.5-Coder-1.5B on one GPU
+small    the same model on a GPU, with the settings that were shown to learn
+brief    Qwen2.5-Coder-1.5B on one GPU, answering at once after examples; shown to learn in minutes
+gpu1     the same model with the paper's prompts, thinking before it answers
 paper    the paper's numbers; they need several GPUs
 """
 
@@ -206,6 +208,7 @@ class Config:
             raise SpecError("advantage.algorithm=ppo: the value head learns nothing at update.value=0; try 0.5")
 
 
+_CODER = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
 _TINY = Update(learning_rate=1e-4, mini_batch=192, entropy=0.001)
 
 PROFILES: dict[str, Config] = {
@@ -235,13 +238,28 @@ PROFILES: dict[str, Config] = {
         executor=ExecutorConfig(wall_s=1.0, patient=False, output_chars=200),
         update=Update(learning_rate=1e-4, mini_batch=1_024, kl=0.2, token_mean=False),
     ),
+    "brief": Config(
+        profile="brief",
+        iterations=32,
+        batch=64,
+        seed_factor=2,
+        seed_rounds=6,
+        learn_rollouts=True,
+        anneal=True,
+        prompt=PromptConfig(shots=4, solve_tokens=64),
+        reward=RewardConfig(repeat=-0.5),
+        buffer=BufferConfig(references=3),
+        executor=ExecutorConfig(output_chars=400),
+        update=Update(learning_rate=5e-6, mini_batch=512, kl=0.05, token_mean=False),
+        engine=EngineConfig(model=_CODER, device="cuda", dtype="bfloat16"),
+    ),
     "gpu1": Config(
         profile="gpu1",
         iterations=100,
         batch=64,
         prompt=PromptConfig(profile="paper", inputs=10, propose_tokens=1024, solve_tokens=1024),
         executor=ExecutorConfig(wall_s=4.0),
-        engine=EngineConfig(model="Qwen2.5-Coder-1.5B-Instruct", device="cuda", dtype="bfloat16"),
+        engine=EngineConfig(model=_CODER, device="cuda", dtype="bfloat16"),
     ),
     "paper": Config(
         profile="paper",
@@ -249,7 +267,7 @@ PROFILES: dict[str, Config] = {
         batch=64,
         prompt=PromptConfig(profile="paper", inputs=10, propose_tokens=8096, solve_tokens=8096),
         executor=ExecutorConfig(wall_s=10.0),
-        engine=EngineConfig(model="Qwen2.5-Coder-7B", device="cuda", dtype="bfloat16"),
+        engine=EngineConfig(model="Qwen/Qwen2.5-Coder-7B", device="cuda", dtype="bfloat16"),
     ),
 }
 

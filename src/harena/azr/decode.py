@@ -178,14 +178,14 @@ class Decoder:
         width = up(width, 64)
         state, cache = self._state, self._cache
         if cache is None or cache.rows < rows or cache.places < places:
-            self._graphs.clear()
+            self._drop_graphs()
             self._views.clear()
             if cache is not None:
                 rows, places = max(rows, cache.rows), max(places, cache.places)
             self._cache = cache = None  # the old one goes before the new one comes
             self._cache = Cache(self.model.config, rows=rows, places=places, device=self.device, dtype=self.model.dtype)
         if state is None or state.ids.shape[0] < rows or state.out.shape[1] < width:
-            self._graphs.clear()
+            self._drop_graphs()
             width = width if state is None else max(width, state.out.shape[1])
             self._state = _State(self._cache.rows if self._cache else rows, width, self.model.config.vocab, self.device)
 
@@ -265,9 +265,13 @@ class Decoder:
                 log.warning("a CUDA graph could not be recorded, going on without: %s", error)
                 torch.cuda.synchronize()
                 self._use_graphs = False
-                self._graphs.clear()
+                self._drop_graphs()
                 return None
         return self._graphs[key]
+
+    def _drop_graphs(self) -> None:
+        self._graphs.clear()
+        self._pool = None  # torch gives a pool back with its last graph: its name is worth nothing then
 
     def _record(self, rows: int, places: int, sampler: Sampler) -> Any:
         """Warms the step up on a side stream with every row dead, so nothing is written, then records it."""

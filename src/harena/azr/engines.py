@@ -52,6 +52,7 @@ def _torch(engine: EngineConfig, *, value_head: bool) -> Any:
 
     from harena.azr import torch_engine
 
+    _check_device(torch, engine.device)
     options = dict(engine.options)
     threads = options.pop("threads", None)
     if threads is not None:
@@ -64,6 +65,20 @@ def _torch(engine: EngineConfig, *, value_head: bool) -> Any:
         dtype=_DTYPES.get(engine.dtype, "auto"),
         options=options,
     )
+
+
+def _check_device(torch: Any, device: str) -> None:
+    try:
+        kind = "cuda" if device == "auto" else torch.device(device).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise SpecError(f"engine.device={device!r}: auto, cpu or cuda")
+    if kind == "cuda" and device != "auto" and not torch.cuda.is_available():
+        raise SpecError(
+            f"engine.device={device}: torch {torch.__version__} finds no CUDA GPU here. On a processor: a file with "
+            "`engine: {device: cpu, dtype: float32}` as --config, or --profile laptop"
+        )
 
 
 def wait_briefly() -> None:
