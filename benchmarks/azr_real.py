@@ -134,7 +134,7 @@ def seed(setup: Setup) -> dict[str, Any]:
             for _ in range(setup.args.seed_tasks):
                 example = programs.draw(rng, ops=rng.randint(1, 2), inputs=trainer.form.inputs)
                 trainer.buffers[kind].add(corpus.as_task(kind, example), step=0, rng=trainer.rng)
-    rounds = trainer.seed(lambda number, held: say(f"seeding, round {number}: {[*held.values()]}"))
+    rounds = trainer.seed(lambda number, held, _: say(f"seeding, round {number}: {[*held.values()]}"))
     return {
         "rounds": rounds, "buffers": sizes(trainer), "from_generator": setup.args.seed_tasks,
         "seconds": time.perf_counter() - started,

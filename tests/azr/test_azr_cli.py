@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def test_a_resumed_run_is_the_run_that_was_never_ended(
 ) -> None:
     words = ["--config", settings, "--model", model, "--eval-tasks", "1", "--seed", "5", "--iterations", "1"]
     assert harena("train", "--out", str(tmp_path / "run"), *words) == 0
-    assert harena("train", "--out", str(tmp_path / "run"), "--resume", "--iterations", "2", "--eval-tasks", "1") == 0
+    assert harena("train", "--out", str(tmp_path / "run"), "--resume", "--iterations", "2") == 0
     whole, parts = (steps_of(folder) for folder in (trained, tmp_path / "run"))
     assert whole == parts
     for kind in Kind:
@@ -129,8 +130,9 @@ def test_json_holds_everything_a_script_needs(capfd: Capture, tmp_path: Path, mo
     [
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--engine", "openai"], "cannot be trained from here"),
-        (["--model", "/no/such.safetensors"], "no checkpoint"),
+        (["--model", "/no/such.safetensors"], "no model at /no/such.safetensors"),
         (["--resume"], "holds no run"),
+        (["--model", __file__], "a model is a .safetensors file of ours"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_folder(
@@ -152,8 +154,55 @@ def test_a_folder_with_a_run_is_never_written_over(capfd: Capture, trained: Path
 
 
 def test_a_resumed_run_keeps_its_settings(capfd: Capture, trained: Path) -> None:
-    assert harena("train", "--out", str(trained), "--resume", "--seed", "6") == cli.USAGE
-    assert "only --iterations" in capfd.readouterr().err
+    for option in (["--seed", "6"], ["--eval-tasks", "0"]):
+        assert harena("train", "--out", str(trained), "--resume", *option) == cli.USAGE
+        err = capfd.readouterr().err
+        assert option[0] in err
+        assert "only --iterations" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--out", ""], ["train", "--out", "x", "--iterations", "-1"], ["eval", "--limit", "0"],
+        ["eval", "-k", "0"], ["pretrain", "--minutes", "0"], ["pretrain", "--minutes", "nan"],
+        ["propose", "--out", "x", "--count", "0"], ["propose", "--out", "x", "--count", "many"],
+    ],
+)  # fmt: skip
+def test_a_value_that_makes_no_sense_is_refused_with_its_option(capfd: Capture, words: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        harena(*words)
+    assert f"argument {words[-2]}: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"update": {"learning_rate": -1}}, "update.learning_rate"),
+        ({"update": {"mini_batch": 0}}, "update.mini_batch"),
+        ({"update": {"clip": 0}}, "update.clip"),
+        ({"engine": {"options": {"threads": "many"}}}, "engine.options.threads"),
+        ({"evaluate_tasks": -1}, "evaluate_tasks"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(
+    capfd: Capture, tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "own.json").write_text(json.dumps(settings))
+    assert harena("train", "--out", str(tmp_path / "run"), "--config", str(tmp_path / "own.json")) == cli.USAGE
+    assert said in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_place_that_may_not_be_read_is_a_mistake_like_others(
+    capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "exists", denied)
+    assert harena("train", "--out", str(tmp_path / "run")) == cli.USAGE
+    assert "Permission denied: choose another --out" in capfd.readouterr().err
 
 
 def test_an_interrupted_run_says_how_to_go_on(capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +222,15 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, "harena.azr.torch_engine", None)
     assert harena("train", "--out", str(tmp_path / "run")) == cli.UNAVAILABLE
     assert "pip install 'harena[azr]'" in capfd.readouterr().err
+
+
+def test_a_package_that_no_extra_brings_is_missing_like_others(
+    capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert harena("train", "--out", str(tmp_path / "run"), "--tensorboard") == cli.UNAVAILABLE
+    assert "pip install tensorboard" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 # ---- eval ----
@@ -224,6 +282,8 @@ def test_a_gold_answer_that_fails_is_named(capfd: Capture, tmp_path: Path) -> No
         (["--run", "/no/such"], "holds no run"),
         (["--run", "x", "--model", "y"], "leave out --model"),
         (["--prompt", "compact", "--shots", "99"], "shots"),
+        (["--path", "x.jsonl"], "--suite"),
+        (["--model", __file__], "a model is"),
     ],
 )
 def test_eval_says_what_is_missing(capfd: Capture, words: list[str], said: str) -> None:
@@ -255,7 +315,10 @@ def test_tasks_can_be_collected_from_a_server_without_learning(
     server = ["--engine", "openai", "--server", "http://127.0.0.1:9/v1", "--model", "m"]
     assert harena("propose", "--out", str(tmp_path / "tasks"), "--count", "4", "--rounds", "2", *server) == 0
     out = capfd.readouterr().out
-    assert "4 deduction, 4 abduction" in out
+    assert [line.split() for line in out.splitlines()[1:4]] == [
+        ["deduction", "4", "100%", "4"], ["abduction", "4", "100%", "4"], ["induction", "8", "0%", "1"],
+    ]  # fmt: skip
+    assert re.search(r"no task because .*\n.*were asked for +8$", out, flags=re.M)
     assert harena("buffer", "show", str(tmp_path / "tasks"), "--kind", "abduction") == 0
     assert "f(4) == [4, 4]" in capfd.readouterr().out
     assert harena("propose", "--out", str(tmp_path / "tasks"), *server) == cli.USAGE
@@ -270,6 +333,17 @@ def test_buffer_show_prints_what_is_being_proposed(capfd: Capture, trained: Path
     (line,) = capfd.readouterr().out.splitlines()
     assert json.loads(line)["kind"] == "deduction"
     assert harena("buffer", "show", str(trained / "none")) == cli.USAGE
+
+
+def test_a_file_that_may_not_be_opened_is_one_line(
+    capfd: Capture, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_dir", denied)
+    assert harena("buffer", "show", str(trained)) == cli.USAGE
+    assert capfd.readouterr().err == f"harena: {trained}/buffers: Permission denied\n"
 
 
 def test_tasks_of_models_are_made_safe_for_the_terminal(capfd: Capture, tmp_path: Path) -> None:
@@ -294,7 +368,44 @@ def test_pretraining_makes_a_model_that_eval_reads(capfd: Capture, tmp_path: Pat
     assert harena("pretrain", "--out", path, "--size", "tiny", "--steps", "1") == 0
     assert "loss" in capfd.readouterr().err
     assert harena("eval", "--model", path, "--limit", "3", "--max-new", "4") == 0
-    assert harena("pretrain", "--out", path, "--size", "huge", "--steps", "1") == cli.USAGE
+    assert harena("pretrain", "--out", f"{path}2", "--size", "huge", "--steps", "1") == cli.USAGE
+
+
+def test_pretraining_writes_over_nothing_and_looks_for_room_first(capfd: Capture, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    for out, said in (("mine", "is there already"), ("mine/m.safetensors", "File exists: give another --out")):
+        assert harena("pretrain", "--out", str(tmp_path / out), "--size", "tiny", "--steps", "1") == cli.USAGE
+        assert said in capfd.readouterr().err
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert harena("pretrain") == cli.USAGE  # the model that comes with Harena stays
+    assert harena("pretrain", "--out", str(tmp_path / "m.safetensors"), "--device", "qpu") == cli.USAGE
+
+
+def test_a_file_that_is_no_model_is_called_so(capfd: Capture, tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_text("hi")
+    assert harena("eval", "--model", str(tmp_path / "m.safetensors"), "--limit", "3") == cli.USAGE
+    assert "no safetensors file, or a damaged one" in capfd.readouterr().err
+
+
+def test_a_trained_model_is_asked_as_it_was_trained(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[evaluate.How] = []
+
+    def measured(*words: Any, **_: object) -> evaluate.Evaluation:
+        asked.append(words[3])
+        return evaluate.Evaluation(suite="tiny", scores={}, k=1, samples=1, verdicts={}, seconds=0)
+
+    monkeypatch.setattr(evaluate, "evaluate", measured)
+    shutil.copytree(trained, tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())
+    kept["prompt"] |= {"profile": "paper", "solve_tokens": 77}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(kept))
+    run_of = ["--run", str(tmp_path / "run")]
+    assert (
+        harena("eval", *run_of) == harena("eval", *run_of, "--prompt", "compact") == harena("eval", "--limit", "3") == 0
+    )
+    assert [(how.profile.name, how.max_new) for how in asked] == [("paper", 77), ("compact", 96), ("compact", 96)]
 
 
 # ---- the run itself ----

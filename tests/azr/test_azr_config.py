@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harena.azr import cli, config
+from harena.azr import config, options
 from harena.azr.config import Algorithm, Config
 from harena.azr.tasks import Kind
 from harena.errors import SpecError
@@ -19,7 +19,7 @@ def test_a_profile_survives_being_written_and_read(name: str) -> None:
 
 
 def test_the_command_offers_every_profile() -> None:
-    assert tuple(config.PROFILES) == cli.PROFILES
+    assert tuple(config.PROFILES) == options.PROFILES
 
 
 def test_the_papers_numbers_are_the_papers() -> None:

@@ -282,6 +282,19 @@ def test_a_file_that_is_no_set_is_refused(tmp_path: Path, text: str) -> None:
         public_sets.cruxeval(tmp_path / "none")
 
 
+def test_a_set_whose_bytes_or_types_are_odd_is_refused(tmp_path: Path) -> None:
+    broken = bytearray(gzip.compress(b"{}" * 1000))
+    broken[12:30] = b"\xff" * 18
+    (tmp_path / "he.jsonl.gz").write_bytes(broken)
+    with pytest.raises(SetUnavailable):
+        public_sets.humaneval(tmp_path / "he.jsonl.gz")
+    row = {"task_id": 2, "text": "Add.", "code": "x = 1", "test_list": ["assert x"]}
+    for odd in ({"test_imports": [1]}, {"test_imports": {"a": 1}}, {"test_setup_code": 7}):
+        (tmp_path / "mbpp.jsonl").write_text(json.dumps(row | odd))
+        with pytest.raises(SetUnavailable, match="before the tests"):
+            public_sets.mbpp(tmp_path / "mbpp.jsonl")
+
+
 # ---- estimators ----
 
 

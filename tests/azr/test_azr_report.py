@@ -22,7 +22,8 @@ HOSTILE = "def f(a):\n    return '</pre><script>document.title = \"owned\"</scri
 
 OF_KIND = {"count": 12, "reward": -0.1, "length": 30.0, "entropy": 0.3, "format_errors": 0.1}
 STEP: dict[str, Any] = {
-    "propose": {kind: {**OF_KIND, "valid": 0.5, "share": 0.4, "repeated": 0.2, "verdicts": {"ok": 6, "error": 3}} for kind in KINDS},
+    "propose": {kind: {**OF_KIND, "valid": 0.5, "share": 0.4, "repeated": 0.2, "verdicts": {"ok": 6, "error": 3},
+                       "invalid": {"form: n <b>": 1, "error": 3}} for kind in KINDS},
     "solve": {kind: {**OF_KIND, "right": 0.4, "length": math.nan} for kind in KINDS},
     "diversity": {"unique_share": 0.9, "distance": 0.5, "programs": 12},
     "time": {"propose": 0.5, "wait_validate": 0.1, "update": 1.0, "total": 1.6},
@@ -52,7 +53,27 @@ def run(tmp_path: Path) -> Path:
 def test_the_page_shows_first_and_last_held_out_accuracy_with_intervals(run: Path) -> None:
     text = report.write(run).read_text()
     assert text.count("<td>0.300</td>") == text.count("<td>0.450</td>") == 3
-    assert "0.350 – 0.550" in text
+    assert "0.35 – 0.55" in text
+
+
+def test_tasks_that_were_gained_and_lost_are_counted_by_part(tmp_path: Path) -> None:
+    parts = {"deduction": score(0.3), "deduction 2 op": score(0.3), "all": score(0.3)}
+    first, last = (
+        ["deduction-1-0", "deduction-2-0", "induction-1-0"],
+        ["deduction-2-0", "deduction-2-1", "abduction-1-3"],
+    )
+    with Journal(tmp_path) as log:
+        for iteration, right in enumerate((first, last)):
+            log.write("eval", iteration=iteration, suites={"tiny": parts}, right=right)
+    text = report.write(tmp_path).read_text()
+    assert re.findall(r"<td>(\d+, \d+)</td>", text) == ["1, 1", "1, 0", "2, 2"]
+
+
+def test_reasons_are_summed_over_the_run_the_most_frequent_first(run: Path) -> None:
+    text = report.write(run).read_text()
+    table = text.partition("Why proposals were no tasks")[2].partition("</table>")[0]
+    rows = re.findall(r"<tr><td>(.*?)</td><td>(\d+)</td><td>(\d+)</td><td>(\d+)</td></tr>", table)
+    assert rows == [("error", "9", "9", "9"), ("form: n &lt;b&gt;", "3", "3", "3")]
 
 
 def test_what_a_model_wrote_is_escaped_wherever_it_appears(run: Path) -> None:
@@ -88,7 +109,7 @@ def test_a_browser_runs_nothing_in_it(run: Path) -> None:
     path = report.write(run)
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={run}/profile", "--dump-dom"]
     shown = subprocess.run([chromium, *flags, path.as_uri()], check=True, capture_output=True, text=True, timeout=60)
-    assert "<title>Absolute Zero run</title>" in shown.stdout
+    assert f"<title>{run.name}: Absolute Zero</title>" in shown.stdout
     assert "&lt;script&gt;" in shown.stdout
     assert "Refused" not in shown.stderr
 

@@ -67,6 +67,15 @@ def test_thinning_keeps_the_mix_and_its_choice() -> None:
     assert suite.thinned(items, None) == suite.thinned(items, 10_000) == items
 
 
+@pytest.mark.parametrize("count", [3, 6, 10, 100])
+def test_a_thinned_set_keeps_the_share_of_each_part_whatever_their_order(count: int) -> None:
+    turns = [(number % 2, number) for number in range(200)]
+    thin = suite.thinned(turns, count, by=lambda one: one[0])
+    assert len(thin) == count
+    assert thin == sorted(thin, key=lambda one: one[1])
+    assert abs(sum(one[0] for one in thin) - count / 2) <= 0.5
+
+
 def test_an_empty_suite_is_refused() -> None:
     with pytest.raises(SpecError, match="per_cell=0"):
         suite.tiny(per_cell=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tracemalloc
 
 import pytest
 
@@ -47,6 +48,8 @@ def test_a_function_of_another_name_is_renamed(verifier: Verifier) -> None:
         ("def g(x):\n    f = x\n    return f", ("1",), Verdict.FUNCTION),
         ("import os\ndef f(x):\n    return x", ("1",), Verdict.FORBIDDEN),
         ("def f(x):\n    from os.path import join\n    return x", ("1",), Verdict.FORBIDDEN),
+        ("import _io\ndef f(x):\n    return x", ("1",), Verdict.FORBIDDEN),
+        ("from __future__ import annotations\ndef f(x):\n    return 1 / 0", ("1",), Verdict.ERROR),
         ("def f(x):\n    return x", ("y",), Verdict.INPUT),
         ("def f(x):\n    return x", ("",), Verdict.INPUT),
         ("def f(x):\n    return x", ("1", "1"), Verdict.INPUT),
@@ -131,6 +134,8 @@ PLAIN = (
     "def f(l):\n    out = []\n    for i, v in enumerate(l):\n        out.append((i, v))\n    return sorted(out, key=lambda p: -p[0])",
     "def f(s):\n    try:\n        return int(s)\n    except ValueError as error:\n        return str(error)",
     "from typing import List\ndef f(x: List[int]) -> int:\n    return sum(x)",
+    "import typing\ndef f(x: typing.Dict[str, typing.List[int]], y: 'int | None' = None) -> typing.Optional[int]:\n    z: typing.Any = x\n    return z",
+    "def f(x):\n    def g():\n        yield x\n    return next(g())",
     "def f(x):\n    match x:\n        case [a, *rest]:\n            return rest\n        case _:\n            return a if (a := x) else 0",
 )
 NOT_PLAIN = (
@@ -164,6 +169,11 @@ NOT_PLAIN = (
     "def f(x):\n    del x.y\n    return x",
     "async def f(x):\n    return x",
     "def f(x):\n    return unknown(x)",
+    "from typing import Sequence\ndef f(x):\n    return isinstance(x, Sequence)",
+    "from typing import Sequence\ndef f(x: Sequence.register(int)):\n    return x",
+    "from typing import Sequence\ndef f(x: (s := Sequence)):\n    return x",
+    "import typing\ndef f(x):\n    return typing.List[x]",
+    "def f(x):\n    def g():\n        try:\n            yield x\n        finally:\n            x.clear()\n    return next(g())",
 )  # fmt: skip
 
 
@@ -240,3 +250,13 @@ def test_a_program_that_uses_sets_well_is_a_task(verifier: Verifier) -> None:
 def test_the_order_of_a_set_that_is_given_is_noticed(verifier: Verifier) -> None:
     [one] = verifier.validate([checked("def f(s):\n    return [*s][0]", "{'a', 'b'}")])
     assert one.verdict is Verdict.NONDETERMINISTIC
+
+
+def test_what_is_too_long_to_be_a_program_is_not_kept_in_memory() -> None:
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            assert isinstance(check_program(str(number) * 200_000), Validation)
+        assert tracemalloc.get_traced_memory()[0] < 2_000_000
+    finally:
+        tracemalloc.stop()

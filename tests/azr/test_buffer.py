@@ -145,7 +145,12 @@ def test_a_line_that_was_cut_short_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     ["[]", "{}", "nonsense", '{"program": 1, "input": "", "output": "", "step": 0, "share": null}', '{"program": "", "pairs": [[1, 2]], "message": "", "step": 0, "share": null}',
-     '{"program": "", "input": "", "output": "", "step": "1", "share": null}', "[" * 100_000],
+     '{"program": "", "input": "", "output": "", "step": "1", "share": null}', "[" * 100_000,
+     '{"program": "", "input": "", "output": "", "step": -1, "share": null}', '{"program": "", "input": "", "output": "", "step": 1, "share": NaN}',
+     '{"program": "", "input": "", "output": "", "step": 1, "share": 1e999}', '{"program": "", "input": "", "output": "", "step": 1, "share": true}',
+     '{"program": "", "pairs": [], "message": "", "step": 0, "share": null}', '{"program": "", "pairs": [["1", "2"]], "message": "", "step": 0, "share": null}',
+     '{"program": "", "pairs": ["12", "34"], "message": "", "step": 0, "share": null}', '{"program": "", "pairs": {"12": 1, "34": 1}, "message": "", "step": 0, "share": null}',
+     '{"program": "\\ud800", "input": "", "output": "", "step": 1, "share": null}'],
 )  # fmt: skip
 def test_a_file_that_holds_something_else_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "d.jsonl"
@@ -154,6 +159,21 @@ def test_a_file_that_holds_something_else_is_refused_with_its_line(tmp_path: Pat
         file.write(line + "\n")
     with pytest.raises(BadBuffer, match="line 2"):
         buffer.read(path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b"\xff\xfe\n")
+    with pytest.raises(BadBuffer, match="UTF-8"):
+        buffer.read(path)
+
+
+def test_a_state_with_tasks_of_another_kind_is_refused() -> None:
+    state = filled(2).state()
+    with pytest.raises(BadBuffer, match="another kind"):
+        Buffer(Kind.INDUCTION).load(state)
+    with pytest.raises(BadBuffer, match="seen"):
+        Buffer(Kind.DEDUCTION).load(state | {"seen": [["a"]]})
 
 
 def test_an_address_is_that_of_the_content() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 from pathlib import Path
@@ -38,13 +39,56 @@ class Evil:
 
 
 def test_a_file_that_would_run_something_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     place = checkpoint.save(tmp_path, made())
     (place / "learner.json").unlink()
-    (place / "learner.pt").write_bytes(pickle.dumps({"w": Evil()}, protocol=2))
-    with pytest.raises(BadCheckpoint, match="learner"):
-        checkpoint.load(place)
+    for write in (torch.save, lambda data, path: path.write_bytes(pickle.dumps(data, protocol=2))):
+        write({"w": Evil()}, place / "learner.pt")
+        with pytest.raises(BadCheckpoint, match="learner"):
+            checkpoint.load(place)
     assert "owned" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["one bit", "cut short", "empty", "another file", "gone"])
+def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
+    torch = pytest.importorskip("torch")
+    place = checkpoint.save(tmp_path, made(tensor=torch.arange(10_000)))
+    file = place / "learner.pt"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    match damage:
+        case "one bit":
+            file.write_bytes(data)
+        case "cut short":
+            file.write_bytes(data[:1_000])
+        case "gone":
+            file.unlink()
+        case _:
+            file.write_bytes(b"" if damage == "empty" else b"root:x:0:0\n" * 99)
+    with pytest.raises(BadCheckpoint, match="cannot be read: "):
+        checkpoint.load(place)
+
+
+def test_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+
+    def full(*_: object) -> None:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        finally:
+            raise RuntimeError("unexpected pos 383872 vs 383764")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(tmp_path, made(tensor=torch.arange(3)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / ".new-123").mkdir()
+    (tmp_path / ".new-123" / "learner.pt").write_bytes(b"half")
+    checkpoint.save(tmp_path, made(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

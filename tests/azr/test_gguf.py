@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ pytest.importorskip("torch")
 import torch
 
 from harena.azr import gguf, weights
-from harena.azr.model import ModelConfig, from_hf_state
+from harena.azr.model import Model, ModelConfig, from_hf_state
+from harena.azr.tokenizer import ByteTokenizer
 from harena.errors import SpecError
 
 RNG = np.random.default_rng(11)
@@ -249,6 +251,133 @@ def test_broken_files_are_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(data[:-400])
     with pytest.raises(SpecError, match="beyond the end"):
         hf_weights(gguf.GgufFile(tmp_path / "short"), SHAPE)
+
+
+def small_with(path: Path, *, tensor: Any = None, **metadata: Any) -> Path:
+    """The small file with other metadata, or with another record of where its embedding is: shape, kind, offset."""
+    small(path, "llama")
+    data = path.read_bytes()
+    for name, value in metadata.items():
+        old = text(name.replace("__", "."))
+        at = data.index(old) + len(old)
+        data = data[:at] + struct.pack("<II", 4, value) + data[at + 8 :]
+    if tensor is not None:
+        name, columns, rows, kind, offset = tensor
+        at = data.index(text(name)) + len(text(name)) + 4
+        data = data[:at] + struct.pack("<QQIQ", columns, rows, kind, offset) + data[at + 28 :]
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("tensor", "metadata", "reason"),
+    [
+        (("token_embd.weight", 1 << 40, 1 << 18, 0, 0), {}, "shape"),
+        (("token_embd.weight", 1 << 30, 1 << 10, 0, 0), {}, "more than the file has"),
+        (("token_embd.weight", 0, 6, 0, 0), {}, "shape"),
+        (("blk.0.attn_q.weight", 16, 0, 0, 0), {}, "shape"),
+        (("blk.0.attn_v.weight", 16, 9, 0, 0), {}, "should be"),
+        (("token_embd.weight", 16, 6, 0, 1 << 63), {}, "beyond the end"),
+        (("token_embd.weight", 16, 6, 99, 0), {}, "type 99"),
+        (None, {"llama__block_count": 0xFFFFFFFF}, "4294967295 blocks"),
+        (None, {"llama__attention__head_count": 0}, "without attention heads"),
+        (None, {"llama__attention__head_count_kv": 0}, "without attention heads"),
+        (None, {"llama__attention__head_count": 3}, "evenly|as it should be"),
+        (None, {"llama__embedding_length": 0xFFFFFFFF}, "even|should be"),
+        (None, {"llama__feed_forward_length": 0xFFFFFFFF}, "should be"),
+        (None, {"tokenizer__ggml__eos_token_id": 600}, "tokens that the model"),
+    ],
+)
+def test_a_file_that_claims_what_it_has_not_is_refused_before_memory_is_taken(
+    tmp_path: Path, tensor: Any, metadata: dict[str, Any], reason: str
+) -> None:
+    pytest.importorskip("tokenizers")
+    path = small_with(tmp_path / "m.gguf", tensor=tensor, **metadata)
+    with pytest.raises(SpecError, match=reason):
+        weights.load(str(path))
+
+
+def test_tensors_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+    file = gguf.GgufFile(small(tmp_path / "m.gguf", "llama")[0])
+    many = {f"blk.{n}": gguf.Entry((6, 16), 0, 0) for n in range(1000)}
+    file.entries |= many
+    with pytest.raises(SpecError, match="overlap"):
+        file.check(many)
+
+
+@pytest.mark.parametrize("step", [0, 1 << 31])
+def test_an_odd_alignment_is_refused(tmp_path: Path, step: int) -> None:
+    path = write(tmp_path / "m.gguf", {"general.alignment": step}, {})
+    with pytest.raises(SpecError, match="aligned"):
+        gguf.GgufFile(path)
+
+
+def test_an_empty_file_and_a_tensor_without_a_shape_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"")
+    with pytest.raises(SpecError, match="empty"):
+        gguf.GgufFile(tmp_path / "m.gguf")
+    path = write(tmp_path / "n.gguf", {}, {"a": np.zeros((), np.float32)})
+    with pytest.raises(SpecError, match="0 dimensions"):
+        gguf.GgufFile(path)
+
+
+def test_a_mutated_file_loads_or_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    path, _ = small(tmp_path / "m.gguf", "llama", twice=True)
+    data = path.read_bytes()
+    head = data.index(b"blk.0.ffn_down") + 60
+    rng = np.random.default_rng(4)
+    sizes = (0, 1, 255, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1)
+    refused = 0
+    for _ in range(250):
+        broken = bytearray(data)
+        at = int(rng.integers(4, head))
+        if rng.random() < 0.5:
+            broken[at : at + 8] = struct.pack("<Q", sizes[int(rng.integers(len(sizes)))])
+        else:
+            broken[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(broken)
+        try:
+            weights.load(str(path))
+        except SpecError:
+            refused += 1
+    assert refused > 100
+
+
+def test_a_checkpoint_that_claims_what_it_has_not_is_refused(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    codec = ByteTokenizer()
+    config = ModelConfig(vocab=codec.vocab, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, feed=8)
+    model = Model(config)
+    weights.save(tmp_path / "good.safetensors", model, codec)
+    weights.load(str(tmp_path / "good.safetensors"))
+    tensors = safetensors.load_file(tmp_path / "good.safetensors")
+    about = {"config": config.to_dict(), "tokenizer": codec.to_json(), "note": ""}
+    wide = tensors | {
+        "embed.weight": torch.zeros(1, 1 << 16, dtype=torch.int8),
+        "embed.weight:scale": torch.zeros(1 << 16),
+    }
+    odd: list[tuple[Any, dict[str, torch.Tensor]]] = [
+        (about | {"config": config.to_dict() | {"layers": 1 << 40}}, tensors),
+        (about | {"config": config.to_dict() | {"feed": 1 << 40}}, tensors),
+        (about | {"config": config.to_dict() | {"kv_heads": 0}}, tensors),
+        (about | {"config": config.to_dict() | {"vocab": 5}}, tensors),
+        (about | {"config": config.to_dict() | {"width": "8"}}, tensors),
+        (about | {"config": {"vocab": 1}}, tensors),
+        (about | {"config": 3}, tensors),
+        (about | {"tokenizer": 3}, tensors),
+        (about, {"embed.weight": tensors["embed.weight"]}),
+        (about, wide),
+        ([], tensors),
+    ]
+    for words, state in odd:
+        safetensors.save_file(state, tmp_path / "odd.safetensors", metadata={"harena": json.dumps(words)})
+        with pytest.raises(SpecError):
+            weights.load(str(tmp_path / "odd.safetensors"))
+    for raw in (b"", b"\xff" * 64, (1 << 62).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"{}"):
+        (tmp_path / "odd.safetensors").write_bytes(raw)
+        with pytest.raises(SpecError):
+            weights.load(str(tmp_path / "odd.safetensors"))
 
 
 def test_unknown_architectures_and_formats_are_refused(tmp_path: Path) -> None:

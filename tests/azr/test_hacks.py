@@ -10,7 +10,7 @@ import pytest
 
 from harena.azr.executor import Bounds, Executor, Job
 from harena.azr.tasks import Answer, InductionTask, Kind, Proposal, Triplet
-from harena.azr.verify import Attempt, Grade, Validation, Verdict, Verifier
+from harena.azr.verify import Attempt, Grade, Validation, Verdict, Verifier, check_program
 
 HONEST = "def f(x):\n    return len([x]) + x"
 ROOT = "import math\ndef f(x):\n    return math.sqrt(x)"
@@ -100,6 +100,11 @@ def test_long_outputs_are_refused_not_cut_short(verifier: Verifier) -> None:
         "def f(x):\n    return next(iter({'a': 1, 'b': 2}.keys() - {'c'}))",
         "def f(x):\n    return __import__('operator').itemgetter(0)([*vars(__import__('builtins'))['set'](['q', 'r'])])",
         "def f(x):\n    return max({'a': 1, 'b': 1}.keys() | {'c', 'd', 'e'}, key=lambda k: 0)",
+        "def f(x):\n    return 'text'.__hash__() % 2",
+        'import ast\ndef f(x):\n    return [*ast.literal_eval(chr(123) + \'"a", "b"}\')][0]',
+        "def f(x):\n    return [*[t for t in ().__class__.__base__.__subclasses__() if t.__name__ == 's' 'et'][0](['q', 'r'])]",
+        "from typing import Set\ndef f(x):\n    return [*Set.mro()[0](['q', 'r'])]",
+        "import _random\ndef f(x):\n    return _random.Random().random()",
     ],
 )
 def test_what_differs_from_run_to_run_is_no_task(verifier: Verifier, program: str) -> None:
@@ -262,3 +267,78 @@ def test_without_sharing_even_programs_taken_for_plain_have_a_process_of_their_o
     with Executor(bounds=Bounds(share=False)) as executor:
         outcomes = executor.run(jobs)
     assert [outcome.outputs for outcome in outcomes] == [("4",), ("1",), ("4",), ("1",), ("4",)]
+
+
+# ---- what is the same every time only because it is asked in the same way ----
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def f(x, seen={}):\n    return seen.setdefault(x, len(seen))",
+        "n = [0]\ndef f(x):\n    n[0] += 1\n    return min(n[0], 9 - n[0])",
+        "first = []\ndef f(x):\n    first.append(x)\n    return first[0]",
+    ],
+    ids=["the order of first calls", "there and back", "the first of all calls"],
+)
+def test_what_depends_on_the_order_of_the_calls_is_no_task(verifier: Verifier, program: str) -> None:
+    wanted = Proposal(kind=Kind.INDUCTION, program=program, inputs=("1", "2", "3", "4"))
+    [one] = verifier.validate([wanted])
+    assert one.verdict is Verdict.NONDETERMINISTIC
+
+
+def test_how_deep_a_program_may_recurse_is_no_output(verifier: Verifier) -> None:
+    depth = "def f(x):\n    def g(n):\n        try:\n            return g(n + 1)\n        except RecursionError:\n            return n\n    return g(0)"
+    alone = "class A:\n    pass\n" + depth
+    found = validate(verifier, depth, alone, "def f(x):\n    return x if x > 300 else f(x + 1)")
+    assert [one.verdict for one in found] == [Verdict.NONDETERMINISTIC, Verdict.NONDETERMINISTIC, Verdict.OK]
+
+
+def test_a_coin_that_is_thrown_for_other_inputs_is_seldom_solved_by_trying(verifier: Verifier) -> None:
+    [one] = validate(verifier, "def f(x):\n    return x == 3 or (__import__('os').urandom(1) < b'\\x80')")
+    assert isinstance(one.task, Triplet)
+    tries = [Attempt(task=one.task, answer=Answer(kind=Kind.ABDUCTION, text=str(n))) for n in range(3, 203)]
+    honest, *lucky = verifier.grade(tries)
+    assert honest.right
+    assert sum(grade.right for grade in lucky) < 60, "of 199: one run in two is right, three in a row are"
+
+
+def test_neither_is_the_order_of_a_set(verifier: Verifier) -> None:
+    """Each program orders another set, as its interpreter's hash seed has it."""
+    programs = (
+        f"def f(x):\n    return x == 3 or list({{'a{n}', 'b{n}', 'c{n}', 'd{n}'}})[0] == 'a{n}'" for n in range(300)
+    )
+    tasks = [one.task for one in validate(verifier, *programs) if isinstance(one.task, Triplet)]
+    assert len(tasks) == 300
+    grades = verifier.grade([Attempt(task=task, answer=Answer(kind=Kind.ABDUCTION, text="4")) for task in tasks])
+    assert sum(grade.right for grade in grades) < 45, (
+        "of 300: one in four has its element first, one in 16 on both sides"
+    )
+
+
+def test_inputs_that_differ_in_the_order_of_a_dict_are_the_same_input(verifier: Verifier) -> None:
+    inputs = ("{'a': 1, 'b': 2}", "{'c': 1}", "{'b': 2, 'a': 1}", "{'d': 1}")
+    [one] = verifier.validate([Proposal(kind=Kind.INDUCTION, program="def f(d):\n    return len(d)", inputs=inputs)])
+    assert one.verdict is Verdict.INPUT
+
+
+def test_a_task_that_hides_nothing_is_solved_by_nobody(verifier: Verifier) -> None:
+    nothing = InductionTask(program="def f(x):\n    return x", message="", pairs=())
+    [grade] = verifier.grade(
+        [Attempt(task=nothing, answer=Answer(kind=Kind.INDUCTION, text="def f(x):\n    return 1"))]
+    )
+    assert not grade.right
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def f(x):\n    g = lambda id: 0\n    return id(None) % 7",
+        "def f(x):\n    [0 for id in ()]\n    return id(x)",
+        "def f(x):\n    return ｉｄ(x)",
+    ],
+)
+def test_an_address_is_asked_for_also_beside_a_name_of_ones_own(program: str) -> None:
+    found = check_program(program)
+    assert isinstance(found, Validation)
+    assert found.verdict is Verdict.NONDETERMINISTIC

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted import ScriptedEngine
 
-from harena.azr import checkpoint, config
+from harena.azr import checkpoint, config, prompts
 from harena.azr.checkpoint import Checkpoint
 from harena.azr.config import AdvantageConfig, Algorithm, Baseline, BufferConfig, Config, PromptConfig, RewardConfig
 from harena.azr.engine import Completion, OnDone, Request, Sampling, Update
 from harena.azr.loop import Iteration, Trainer
 from harena.azr.tasks import Answer, FormatError, Kind, Proposal, Role, Triplet
-from harena.azr.verify import Verifier
+from harena.azr.verify import Verdict, Verifier
 from harena.errors import SpecError
 
 SMALL = Config(
@@ -43,7 +44,7 @@ def bare(iteration: Iteration) -> dict[str, Any]:
 def test_seeding_fills_the_buffers_without_learning(verifier: Verifier) -> None:
     one, engine = trainer(verifier)
     seen: list[int] = []
-    rounds = one.seed(lambda number, sizes: seen.append(sizes[Kind.DEDUCTION]))
+    rounds = one.seed(lambda number, sizes, proposed: seen.append(sizes[Kind.DEDUCTION]))
     assert 1 <= rounds <= 3
     assert len(engine.calls) == len(seen) == rounds
     assert len(one.buffers[Kind.DEDUCTION]) > 6
@@ -117,6 +118,19 @@ def test_the_same_seed_gives_the_same_run_and_another_another(verifier: Verifier
         one.seed()
         runs.append([bare(one.iterate()) for _ in range(2)])
     assert json.dumps(runs[0]) == json.dumps(runs[1]) != json.dumps(runs[2])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"rng": 5}, {"rng": {"bit_generator": "X"}}, {"number": "x"}, {"number": None}, {"baselines": [1]}, {"buffers": {}},
+     {"buffers": 3}, {"buffers": {str(kind): {"entries": 5, "seen": []} for kind in Kind}},
+     {"buffers": {str(kind): {"entries": [], "seen": 5} for kind in Kind}}],
+)  # fmt: skip
+def test_a_state_that_is_not_as_it_should_be_is_refused(verifier: Verifier, odd: dict[str, Any]) -> None:
+    one, _ = trainer(verifier)
+    state = one.state()
+    with pytest.raises(SpecError, match="not as it should be"):
+        one.load(state | odd)
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.TRR, Algorithm.RAE])
@@ -286,3 +300,41 @@ class Mute(ScriptedEngine):
 def test_an_engine_need_not_say_when_a_request_is_done(verifier: Verifier) -> None:
     loud, mute = (Trainer(make(), verifier, SMALL) for make in (ScriptedEngine, Mute))
     assert json.dumps(bare(loud.iterate())) == json.dumps(bare(mute.iterate()))
+
+
+class Cramped(ScriptedEngine):
+    """Refuses prompts beyond so many characters, as an engine does whose cache is bounded."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(right=0.5, bad=0.0)
+        self.most = most
+
+    def fits(self, prompt: str) -> bool:
+        return len(prompt) <= self.most
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone | None = None
+    ) -> list[list[Completion]]:
+        assert all(self.fits(request.prompt) for request in requests)
+        return super().generate(requests, sampling, on_done)
+
+
+def test_no_prompt_is_longer_than_an_engine_takes(verifier: Verifier) -> None:
+    settings = dataclasses.replace(SMALL, buffer=BufferConfig(references=6))
+    one, engine = trainer(verifier, settings, bad=0.0)
+    one.iterate()
+    one.iterate()
+    longest = max(len(request.prompt) for call in engine.calls for request in call)
+    one = Trainer(Cramped(longest // 2), verifier, settings)
+    found = [*one.iterate().proposed, *one.iterate().proposed]
+    assert any(proposed.task for proposed in found)
+    assert 1 < max(len(proposed.references) for proposed in found) < 6
+
+
+def test_a_task_that_is_too_long_to_be_asked_is_none(verifier: Verifier) -> None:
+    settings = dataclasses.replace(SMALL, kinds=(Kind.DEDUCTION,))
+    one, _ = trainer(verifier, settings)
+    (identity,) = one.buffers.references(Kind.DEDUCTION, 1, rng=one.rng)
+    most = len(prompts.render_propose(Kind.DEDUCTION, [identity])) + 4
+    found = [proposed.validation for proposed in Trainer(Cramped(most), verifier, settings).iterate().proposed]
+    assert {one.verdict for one in found if one and one.detail == "too long to be asked"} == {Verdict.SIZE}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -161,7 +163,7 @@ def test_a_refused_request_is_not_repeated_and_its_reason_is_safe_to_print(serve
 @pytest.mark.parametrize(
     "answer",
     [b"<html>", b"[" * 100_000, b"7", {}, {"choices": 3}, {"choices": []}, {"choices": [{}]}, {"choices": [{"text": 3}]},
-     {"choices": ["x"]}, {"choices": [{"text": "a"}, {"text": "b"}]}],
+     {"choices": ["x"]}, {"choices": [{"text": "a"}, {"text": "b"}]}, {"choices": [{"text": "a" * 1_200_000}]}],
 )  # fmt: skip
 def test_nonsense_from_a_server_is_an_error_of_the_server(server: Server, answer: Any) -> None:
     server.answer = lambda body, _: (200, answer)
@@ -170,12 +172,40 @@ def test_nonsense_from_a_server_is_an_error_of_the_server(server: Server, answer
 
 
 @pytest.mark.parametrize(
-    "logprobs", [None, 3, {"token_logprobs": ["x"]}, {"token_logprobs": [None]}, {"token_logprobs": 1}]
-)
+    "logprobs",
+    [None, 3, {"token_logprobs": ["x"]}, {"token_logprobs": [None]}, {"token_logprobs": 1}, {"token_logprobs": [10**400]},
+     {"token_logprobs": [float("nan")]}, {"token_logprobs": [float("-inf")]}, {"content": [{"logprob": -(10**400)}]}],
+)  # fmt: skip
 def test_log_probabilities_that_are_none_are_left_out(server: Server, logprobs: Any) -> None:
     server.answer = lambda body, _: (200, {"choices": [{"text": "a", "logprobs": logprobs, "token_ids": ["1"]}]})
     ((one,),) = engine(server).generate([request("p")], Sampling(seed=1))
     assert (one.logprobs, one.ids) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("head", "drop"),
+    [(b"HTTP/1.1 200 OK\r\nContent-Length: 150\r\n\r\n", b" "), (b"HTTP/1.1 200 OK\r\n", b"A: b\r\n"),
+     (b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"), (b"", b"H")],
+    ids=["a body", "headers", "interim answers", "chunks", "a status"],
+)  # fmt: skip
+def test_an_answer_that_drips_is_not_waited_for(head: bytes, drop: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=drip, args=(listening, head, drop))
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        asked = OpenAIEngine(ServerSettings(url=url, model="m", timeout_s=0.4, retries=0), key="")
+        with pytest.raises(ServerError, match="no whole answer within timeout_s"):
+            asked.generate([request("p")], Sampling(seed=1))
+        thread.join()
+
+
+def drip(listening: socket.socket, head: bytes, drop: bytes) -> None:
+    connection, _ = listening.accept()
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(head)
+        for _ in range(80):
+            connection.sendall(drop)
+            time.sleep(0.03)
 
 
 def test_log_probabilities_are_read_as_llama_cpp_writes_them(server: Server) -> None:

@@ -20,12 +20,33 @@ SAME = (
         "def f(x):\n    try:\n        return x\n    except ValueError as e:\n        return e",
         "def f(y):\n    try:\n        return y\n    except ValueError as z:\n        return z",
     ),
+    ("def f(x):\n    return x", "def f(x):\n    pass\n    'new'\n    0\n    return x\n    return x + 1\n    print(x)"),
+    ("def f(x):\n    return x", "'new'\n...\ndef f(x):\n    return x\n1"),
+    (
+        "def f(x):\n    while x:\n        break",
+        "def f(x):\n    while x:\n        break\n        print(x)\n    else:\n        pass",
+    ),
+    (
+        "def f(x):\n    def g(a, b=1):\n        return a - b\n    return g(x, b=2)",
+        "def f(x):\n    def h(c, d=1):\n        return c - d\n    return h(x, d=2)",
+    ),
+    ("import math as m\ndef f(x):\n    return m.pi", "import math as q\ndef f(x):\n    return q.pi"),
+    ("import math as math\ndef f(x):\n    return math.pi", "import math\ndef f(x):\n    return math.pi"),
+    (
+        "def f(x):\n    match x:\n        case [a, *b]:\n            return a, b\n        case {'k': c, **d}:\n            return c, d",
+        "def f(x):\n    match x:\n        case [p, *q]:\n            return p, q\n        case {'k': r, **s}:\n            return r, s",
+    ),
 )
 DIFFERENT = (
     ("def f(x):\n    return x + 1", "def f(x):\n    return x + 2"),
     ("def f(x, y):\n    return x - y", "def f(x, y):\n    return y - x"),
     ("def f(x):\n    return len(x)", "def f(x):\n    return sum(x)"),
     ("def f(x):\n    return x.upper()", "def f(x):\n    return x.lower()"),
+    ("def f(x):\n    return x", "def f(x):\n    return x\n    yield x"),
+    ("y = 1\ndef f(x):\n    return y", "y = 1\ndef f(x):\n    return y\n    y = 2"),
+    ("def f(x):\n    return dict(a=x)", "def f(x):\n    return dict(b=x)"),
+    ("def f(x):\n    x\n    return 1", "def f(x):\n    return 1"),
+    ("def f(x):\n    for i in x:\n        continue\n    return 1", "def f(x):\n    return 1"),
 )
 
 

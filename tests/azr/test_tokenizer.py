@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -70,8 +71,13 @@ def test_pieces_that_would_hide_digits_or_bytes_are_refused() -> None:
 
 
 def test_other_files_are_refused() -> None:
-    with pytest.raises(SpecError):
-        ByteTokenizer.from_json('{"kind": "bpe"}')
+    good = json.loads(ByteTokenizer().to_json())
+    assert ByteTokenizer.from_json(json.dumps(good)).vocab == ByteTokenizer().vocab
+    long, many = ["ab" * 20_000], [chr(0x4E00 + n // 300) + chr(0x4E00 + n % 300) for n in range(70_000)]
+    odd = [{"kind": "bpe"}, *(good | {"pieces": pieces} for pieces in (long, many, [1], [None], 7, ["\ud800x"]))]
+    for text in ("", "[]", "7", "[" * 100_000, *map(json.dumps, odd)):
+        with pytest.raises(SpecError):
+            ByteTokenizer.from_json(text)
 
 
 def test_a_tokenizers_backend_serves_as_codec() -> None:

@@ -141,7 +141,7 @@ def test_a_run_learns_and_its_advantages_are_those_of_trr(
 
     monkeypatch.setattr(trl.GRPOTrainer, "_generate_and_score_completions", spied)
     monkeypatch.setattr(trl_engine, "rewards_of", rewards)
-    outcome = trl_engine.train(tmp_path / "run", settings(), per_cell=1, model=own, tokenizer=tokenizer)
+    outcome = trl_engine.train(tmp_path / "run", settings(evaluate_tasks=1), model=own, tokenizer=tokenizer)
 
     assert outcome.iterations == 2
     assert len(kept) == 2
@@ -166,8 +166,8 @@ def test_a_run_that_goes_on_ends_where_the_other_did(
 
     def trained(folder: Path, iterations: int, *, resume: bool = False) -> Any:
         own = trl_worker.model()
-        config = settings(iterations=iterations, checkpoint_every=1, evaluate_every=0)
-        trl_engine.train(folder, config, per_cell=0, model=own, tokenizer=tokenizer, resume=resume)
+        config = settings(iterations=iterations, checkpoint_every=1, evaluate_every=0, evaluate_tasks=0)
+        trl_engine.train(folder, config, model=own, tokenizer=tokenizer, resume=resume)
         return own.state_dict()
 
     monkeypatch.setattr(trl_engine, "rewards_of", rewards)
@@ -269,10 +269,10 @@ def test_the_command_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest
         torch.nn.init.normal_(value, std=0.3)
     weights.save(tmp_path / "own.safetensors", own, codec)
     small = trl_worker.SETTINGS | {
-        "engine": {"name": "trl", "device": "cpu", "model": str(tmp_path / "own.safetensors")}
-    }
+        "engine": {"name": "trl", "device": "cpu", "model": str(tmp_path / "own.safetensors")}, "evaluate_tasks": 1,
+    }  # fmt: skip
     (tmp_path / "small.json").write_text(json.dumps(small))
-    out = ["--out", str(tmp_path / "run"), "--eval-tasks", "1"]
+    out = ["--out", str(tmp_path / "run")]
     assert cli.main(["azr", "train", "--config", str(tmp_path / "small.json"), "--iterations", "1", *out]) == 0
     first = capsys.readouterr().out
     assert cli.main(["azr", "train", "--resume", "--iterations", "2", "--json", *out]) == 0

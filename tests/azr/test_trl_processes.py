@@ -76,7 +76,8 @@ def test_the_first_process_alone_writes_the_journal(both: tuple[Path, list[dict[
     records = journal.read(out / "run")
     kinds = [(record["kind"], record.get("iteration")) for record in records if record["kind"] != "sample"]
     assert kinds == [
-        ("run", None), ("eval", 0), ("step", 1), ("update", 1), ("eval", 1), ("step", 2), ("update", 2), ("eval", 2),
+        ("run", None), ("seed", None), ("eval", 0), ("step", 1), ("update", 1), ("eval", 1), ("step", 2), ("update", 2),
+        ("eval", 2),
     ]  # fmt: skip
     assert (out / "run" / "report.html").exists()
     assert (out / "run" / trl_engine.MODEL / "model.safetensors").exists()

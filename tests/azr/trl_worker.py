@@ -100,8 +100,8 @@ def learn(model: Any, tokenizer: Any, out: Path, **options: Any) -> dict[str, An
     trl_engine.columns = lambda rollouts, config: columns(rollouts, config) and given(next(numbers), config)
     try:
         # TRL's entropy bonus is a mean over each small batch, and those differ with the number of processes.
-        config = settings(update={"mini_batch": 24, "learning_rate": 1e-3, "entropy": 0.0})
-        outcome = trl_engine.train(out / "run", config, per_cell=1, model=model, tokenizer=tokenizer, **options)
+        config = settings(update={"mini_batch": 24, "learning_rate": 1e-3, "entropy": 0.0}, evaluate_tasks=1)
+        outcome = trl_engine.train(out / "run", config, model=model, tokenizer=tokenizer, **options)
     finally:
         trl.GRPOTrainer._generate_and_score_completions = original
         trl_writer.Transformers.write = write
@@ -131,7 +131,7 @@ def failures(out: Path) -> dict[str, str]:
         raise OSError("the boxes are gone")
 
     def train(name: str) -> None:
-        trl_engine.train(out / name, settings(), per_cell=0, model=model(), tokenizer=tokenizer())
+        trl_engine.train(out / name, settings(evaluate_tasks=0), model=model(), tokenizer=tokenizer())
 
     trl_writer.Transformers.write = full
     second = failure_of(lambda: train("second"))

@@ -55,7 +55,13 @@ def ends(values: list[float] | list[int]) -> tuple[float, float]:
 def test_iterations_leave_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = descriptors()
     config = configs.read(
-        profile="laptop", batch=4, rollouts=2, iterations=ITERATIONS, evaluate_every=WINDOW, buffer={"capacity": 64}
+        profile="laptop",
+        batch=4,
+        rollouts=2,
+        iterations=ITERATIONS,
+        evaluate_every=WINDOW,
+        evaluate_tasks=1,
+        buffer={"capacity": 64},
     )
     seen = Seen()
     boxes, below = list[str](), set[tuple[int, str]]()
@@ -70,7 +76,7 @@ def test_iterations_leave_nothing_behind(tmp_path: Path, capsys: pytest.CaptureF
             now = f"{len(seen.host_mb)}/{ITERATIONS}  {seen.host_mb[-1]:.0f} MiB, boxes {seen.below_mb[-1]:.0f} MiB, "
             print(f"\r{now}{seen.open_files[-1]} files, {seen.threads[-1]} threads ", end="", flush=True)
 
-    run.train(tmp_path / "run", config, engines.learning, per_cell=1, say=say)
+    run.train(tmp_path / "run", config, engines.learning, say=say)
     with capsys.disabled():
         print("\nearly and late:", {name: ends(getattr(seen, name)) for name in Seen.__slots__})
     assert len(seen.host_mb) == ITERATIONS

@@ -4,13 +4,15 @@ Standard input: one JSON line of settings, then one for each job: [program, [arg
 output gets a frame for each job, in order, as soon as it is done: a length and JSON, [status, outputs or the reason].
 Every argument list was read and written anew by the host: it is a literal. Nothing here is a wall: a program that
 shares this process with others was found to be plain (plain.py), any other has the process, and what it says, to
-itself.
+itself. What a plain one can leave behind is garbage and compiled patterns: these go, and where the garbage is more than
+LEFTOVER_BYTES the process ends, so that the next ones have all of their memory.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import sys
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SLOW_EXIT = 111
+LEFTOVER_BYTES = 16 << 20
 SCALARS = (int, str, float, bool, type(None), bytes)
 
 
@@ -68,9 +71,8 @@ def show_scalar(value: Any, kind: type[Any], room: list[int]) -> str:
     return text
 
 
-def run(program: str, calls: list[str], max_chars: int) -> tuple[str, Any]:
+def run(program: str, calls: list[str], max_chars: int, names: dict[str, Any]) -> tuple[str, Any]:
     """(status, outputs): every call gets arguments of its own, in one namespace that is fresh for this job."""
-    names: dict[str, Any] = {"__name__": "task"}
     try:
         exec(compile(program, "<task>", "exec", dont_inherit=True), names)
         function = names["f"]
@@ -113,6 +115,22 @@ def watch(cpu_s: float) -> Callable[[bool], None]:
     return arm
 
 
+def measure() -> Callable[[], bool]:
+    """Whether this process has come to hold more than it should since now, freed or not. The limit on memory counts
+    what was asked for, touched or not; so does this."""
+    try:
+        table = os.open("/proc/self/statm", os.O_RDONLY)
+    except OSError:
+        return lambda: False
+    page = os.sysconf("SC_PAGE_SIZE")
+
+    def held() -> int:
+        return int(os.pread(table, 200, 0).split()[5]) * page
+
+    most = held() + LEFTOVER_BYTES
+    return lambda: held() > most
+
+
 def start_again(settings: dict[str, Any]) -> None:
     """The same process with another Python in it: the seed of hashes is set once, at its start."""
     os.lseek(0, 0, os.SEEK_SET)
@@ -131,20 +149,27 @@ def main() -> None:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     warnings.simplefilter("ignore")
+    sys.setrecursionlimit(sys.getrecursionlimit() + settings["deeper"])
     arm = watch(settings["cpu_s"]) if settings["cpu_s"] else None
+    is_full = measure() if arm else None
     write, dumps, pack, length, max_chars = os.write, json.dumps, struct.Struct("<I").pack, len, settings["max_chars"]
     loads, run_job = json.loads, run
     for line in lines[1:]:
         program, calls = loads(line)
+        names: dict[str, Any] = {"__name__": "task"}
         if arm:
             arm(True)
-        answer = run_job(program, calls, max_chars)
+        answer = run_job(program, calls, max_chars, names)
         if arm:
+            names.clear()  # in the job's own time: its function and its names hold each other
+            re.purge()  # 2 and 2.0 are one flag to the cache of patterns, and two to the compiler
             arm(False)
         data = dumps(answer).encode()
         data = pack(length(data)) + data
         while data:
             data = data[write(out, data) :]
+        if is_full and is_full():
+            break
     os._exit(0)
 
 

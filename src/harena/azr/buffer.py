@@ -129,6 +129,10 @@ class Buffer:
 
     def load(self, state: Mapping[str, Any]) -> None:
         entries = [entry_of(record, f"{self.kind} buffer") for record in state["entries"]]
+        if any(isinstance(entry.task, InductionTask) != (self.kind is Kind.INDUCTION) for entry in entries):
+            raise BadBuffer(f"{self.kind} buffer: holds a task of another kind")
+        if not all(isinstance(key, str) for key in state["seen"]):
+            raise BadBuffer(f"{self.kind} buffer: what was seen is not as it should be")
         self._entries = {key_of(entry.task): entry for entry in entries}
         self._seen = dict.fromkeys(state["seen"])
         self._compact()
@@ -174,8 +178,10 @@ class Buffers:
 def read(path: Path) -> list[Entry]:
     """The entries of a file, the oldest first; of the same task the last one counts."""
     entries: dict[str, Entry] = {}
-    text = path.read_text("utf-8")
-    lines = text.split("\n")
+    try:
+        lines = path.read_text("utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise BadBuffer(f"{path.name}: not UTF-8") from None
     for number, line in enumerate(lines, 1):
         if number == len(lines):
             break  # what follows the last newline was cut short, or is nothing
@@ -220,7 +226,7 @@ def entry_of(record: object, where: str) -> Entry:
     try:
         task = _task_of(fields)
         step, share = fields["step"], fields["share"]
-        if type(step) is not int or not (share is None or isinstance(share, int | float)):
+        if type(step) is not int or step < 0 or not (share is None or _is_share(share)):
             raise TypeError("step or share")
     except (KeyError, TypeError, ValueError) as error:
         raise BadBuffer(f"{where}: not a task ({error})") from None
@@ -230,13 +236,27 @@ def entry_of(record: object, where: str) -> Entry:
 def _task_of(fields: Mapping[str, Any]) -> Task:
     if "pairs" not in fields:
         return Triplet(program=_text(fields["program"]), input=_text(fields["input"]), output=_text(fields["output"]))
-    pairs = tuple((_text(given), _text(out)) for given, out in fields["pairs"])
+    pairs = tuple(_pair(pair) for pair in fields["pairs"])
+    if len(pairs) < 2:
+        raise ValueError("fewer than two pairs: nothing is hidden")
     return InductionTask(program=_text(fields["program"]), message=_text(fields["message"]), pairs=pairs)
+
+
+def _is_share(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= cast("float", value) <= 1
+
+
+def _pair(value: object) -> tuple[str, str]:
+    if not isinstance(value, list):
+        raise TypeError(f"{type(value).__name__} where a pair belongs")
+    given, out = cast("list[object]", value)
+    return _text(given), _text(out)
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} where text belongs")
+    value.encode()  # half of a surrogate pair is no text: no tokenizer takes it
     return value
 
 

@@ -1,5 +1,6 @@
 """Where a run stood: a folder that holds all that is needed to go on as if nothing had happened. Promises: a checkpoint
-is there as a whole or not at all, however the process ends; the same bits come back; nothing in it is ever executed.
+is there as a whole or not at all, however the process ends; the same bits come back, and a damaged file is noticed;
+nothing in it is ever executed.
 
     DIR/step-000010/state.json      step, random states, baselines, buffers, configuration
                     learner.json    what the learner gave, if that is plain data, else
@@ -13,10 +14,10 @@ import math
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, cast
 
 from harena.errors import HarenaError
@@ -41,8 +42,9 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
     """Writes it, and then removes all but the newest `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / f"step-{checkpoint.step:06d}"
+    for left in folder.glob(".new-*"):  # of a process that was killed while it saved: a run is one process's at a time
+        shutil.rmtree(left, ignore_errors=True)
     new = folder / f".new-{os.getpid()}"
-    shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
     try:
         head = {"format": FORMAT, "step": checkpoint.step, "state": checkpoint.state}
@@ -88,7 +90,12 @@ def _write_learner(folder: Path, state: Mapping[str, Any]) -> None:
     import torch
 
     with (folder / "learner.pt").open("wb") as file:
-        cast("Any", torch).save(dict(state), file)
+        try:
+            cast("Any", torch).save(dict(state), file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):  # torch's own error hides what the disk said
+                raise error.__context__ from None
+            raise
         file.flush()
         os.fsync(file.fileno())
     return None
@@ -100,14 +107,23 @@ def _read_learner(place: Path) -> dict[str, Any]:
         if plain.exists():
             state: Any = json.loads(plain.read_bytes())
         else:
-            import torch
-
-            state = cast("Any", torch).load(place / "learner.pt", map_location="cpu", weights_only=True)
-    except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError) as error:
-        raise BadCheckpoint(f"{place}: the learner's state cannot be read: {error}") from None
+            state = _tensors(place / "learner.pt")
+    except Exception as error:  # whatever torch makes of a damaged file
+        why = str(error).partition(". ")[0] or type(error).__name__
+        raise BadCheckpoint(f"{place}: the learner's state cannot be read: {why}") from None
     if not isinstance(state, dict):
         raise BadCheckpoint(f"{place}: the learner's state is not as it should be")
     return cast("dict[str, Any]", state)
+
+
+def _tensors(path: Path) -> object:
+    import torch
+
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()  # torch compares no checksums
+    if damaged is not None:
+        raise BadCheckpoint(f"{damaged} is damaged")
+    return cast("Any", torch).load(path, map_location="cpu", weights_only=True)
 
 
 def is_json(value: object) -> bool:

@@ -9,13 +9,15 @@ import argparse
 import dataclasses
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harena.azr import options
 from harena.command import UNAVAILABLE, USAGE, Action, guarded, print_json
-from harena.errors import BackendUnavailable, HarenaError, IsolationUnavailable
+from harena.errors import BackendUnavailable, HarenaError, IsolationUnavailable, SpecError
 from harena.terminal import safe
 
 if TYPE_CHECKING:
@@ -28,10 +30,6 @@ if TYPE_CHECKING:
     from harena.azr.suite import Item
 
 OK, NO = 0, 1
-PROFILES = ("laptop", "small", "brief", "gpu1", "paper")
-ENGINES = ("torch", "trl", "openai")
-SUITES = ("tiny", "cruxeval", "humaneval", "mbpp")
-KINDS = ("deduction", "abduction", "induction")
 EXTRAS = {
     "numpy": "azr", "torch": "azr", "safetensors": "azr", "yaml": "azr", "trl": "trl", "datasets": "trl",
     "transformers": "trl", "accelerate": "trl",
@@ -74,103 +72,33 @@ def fill(name: str, command: argparse.ArgumentParser) -> None:
         made.set_defaults(action=_guarded(action))
         return made
 
-    _fill_train(add("train", "let a model propose tasks, solve them and learn", _train, TRAIN_TEXT))
-    _fill_eval(add("eval", "measure a model on tasks that training never sees", _eval))
-    _fill_propose(add("propose", "collect valid tasks that a model proposes; learns nothing", _propose))
+    options.train(add("train", "let a model propose tasks, solve them and learn", _train, TRAIN_TEXT))
+    options.eval(add("eval", "measure a model on tasks that training never sees", _eval))
+    options.propose(add("propose", "collect valid tasks that a model proposes; learns nothing", _propose))
     buffer = parts.add_parser("buffer", help="read what is being proposed", formatter_class=raw)
     shows = buffer.add_subparsers(title="what to do", metavar="WHAT", required=True)
     show = shows.add_parser("show", help="print the newest tasks of a run", epilog=EPILOG, formatter_class=raw)
     show.set_defaults(action=_guarded(_buffer_show))
-    show.add_argument("run", metavar="DIR", help="the --out folder of a run")
-    show.add_argument("--kind", choices=KINDS, help="of this kind alone")
-    show.add_argument("--limit", type=_count, default=5, metavar="N", help="so many of each kind (5)")
-    show.add_argument("--json", action="store_true", help="print JSON lines, as they are kept")
-    _fill_pretrain(add("pretrain", "make the small model, from programs that we generate", _pretrain))
-    report = add("report", "write the HTML report of a run anew", _report)
-    report.add_argument("run", metavar="DIR", help="the --out folder of a run")
-    report.add_argument("-o", "--output", metavar="FILE", help="where to (DIR/report.html)")
-
-
-# ---- options ----
-
-
-def _fill_train(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--out", required=True, metavar="DIR", help="the folder of the run")
-    command.add_argument("--profile", choices=PROFILES, help="where the settings start from (laptop)")
-    command.add_argument("--config", metavar="FILE", help="settings that differ from the profile, YAML or JSON")
-    command.add_argument("--iterations", type=_count, metavar="N", help="of self-play, in all")
-    command.add_argument("--seed", type=int, metavar="N", help="of everything random (0)")
-    command.add_argument("--model", metavar="NAME", help="`default` is our own; else a folder, a file or a name")
-    command.add_argument("--engine", choices=ENGINES, help="what writes and learns (torch)")
-    command.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    command.add_argument(
-        "--eval-tasks", type=_count, default=None, metavar="N",
-        help="held-out tasks of each kind and grade (40); 0 measures nothing",
-    )  # fmt: skip
-    command.add_argument("--tensorboard", action="store_true", help="also write TensorBoard's event files")
-    command.add_argument("--wandb", metavar="PROJECT", help="also log to Weights & Biases, over the network")
-    command.add_argument("--json", action="store_true", help="print the results as JSON")
-
-
-def _fill_propose(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--out", required=True, metavar="DIR", help="a new folder for the tasks")
-    command.add_argument("--count", type=_count, default=64, metavar="N", help="tasks of each kind (64)")
-    command.add_argument("--rounds", type=_count, default=20, metavar="N", help="at most so many rounds (20)")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (0)")
-    _fill_model(command)
-
-
-def _fill_model(command: argparse.ArgumentParser) -> None:
-    """Which model is asked, and in which form."""
-    command.add_argument("--model", metavar="NAME", help="`default` is our own; else a folder, a file or a name")
-    command.add_argument("--engine", choices=("torch", "openai"), default="torch", help="what answers (torch)")
-    command.add_argument("--server", metavar="URL", help="of the openai engine, e.g. http://127.0.0.1:8000/v1")
-    command.add_argument("--chat", action="store_true", help="ask the server's chat interface")
-    command.add_argument("--device", metavar="NAME", help="cpu, cuda (whichever there is)")
-    command.add_argument("--dtype", metavar="NAME", help="float32 or bfloat16 (float32)")
-    command.add_argument("--prompt", choices=("compact", "paper"), help="code to continue, or instructions (compact)")
-    command.add_argument("--shots", type=_count, metavar="N", help="solved examples before each question (0)")
-    command.add_argument("--max-new", type=_count, metavar="N", help="tokens of a completion (by --prompt)")
-
-
-def _fill_eval(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--suite", choices=SUITES, default="tiny", help="which tasks (tiny: our own)")
-    command.add_argument("--path", metavar="FILE", help="the data of cruxeval or mbpp, or a copy of humaneval's")
-    command.add_argument("--run", metavar="DIR", help="the model that a run has trained, as of its last checkpoint")
-    _fill_model(command)
-    group = command.add_argument_group("how many answers")
-    group.add_argument("-k", type=_count, default=1, metavar="N", help="report pass@k (1)")
-    group.add_argument("--samples", type=_count, metavar="N", help="answers to each task (k); one is greedy")
-    group.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of several answers (1.0)")
-    group.add_argument("--limit", type=_count, metavar="N", help="tasks, evenly spread (all)")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (0)")
-    command.add_argument("--check", action="store_true", help="no model: see whether every gold answer is accepted")
-    command.add_argument("--json", action="store_true", help="print the results as JSON")
-
-
-def _fill_pretrain(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--out", metavar="FILE", help="a .safetensors file (where `default` is looked for)")
-    command.add_argument("--size", default="small", metavar="NAME", help="tiny, small or base (small)")
-    command.add_argument("--minutes", type=float, default=5.0, metavar="N", help="how long (5)")
-    command.add_argument("--steps", type=_count, default=0, metavar="N", help="optimiser steps instead of minutes")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and documents (0)")
-    command.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda (cpu)")
-    command.add_argument("--workers", type=_count, default=0, metavar="N", help="processes that write documents (0)")
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number from 0")
-    return number
+    options.buffer_show(show)
+    options.pretrain(add("pretrain", "make the small model, from programs that we generate", _pretrain))
+    options.report(add("report", "write the HTML report of a run anew", _report))
 
 
 def _guarded(action: Action) -> Action:
-    return guarded(action, extras=EXTRAS, code_of=_code, before_dashes="options come before it")
+    def told(args: argparse.Namespace) -> int:
+        try:
+            return action(args)
+        except OSError as error:
+            if error.filename is None or isinstance(error, ConnectionError):  # of no file that a person named
+                raise
+            raise SpecError(f"{error.filename}: {error.strerror}") from error
+
+    return guarded(told, extras=EXTRAS, code_of=_code, before_dashes="options come before it")
 
 
 def _code(error: HarenaError) -> int | None:
-    if isinstance(error, BackendUnavailable | IsolationUnavailable):
+    package_is_missing = isinstance(error.__cause__ or error.__context__, ImportError)
+    if package_is_missing or isinstance(error, BackendUnavailable | IsolationUnavailable):
         return UNAVAILABLE
     ours = type(error).__module__.startswith("harena.azr.")
     return USAGE if ours or isinstance(error, ValueError) else None
@@ -191,23 +119,21 @@ def _print_json(data: object) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from harena.azr import engines, ranks, run, show, suite
+    from harena.azr import engines, ranks, run, show
 
     folder = Path(args.out)
     config = _train_config(args, folder)
-    per_cell = suite.PER_CELL if args.eval_tasks is None else args.eval_tasks
     sinks = _sinks(args, folder, config) if ranks.is_first() else []
     outcome: run.Outcome | None
     try:
         if config.engine.name == "trl":
             from harena.azr import trl_engine
 
-            outcome = trl_engine.train(folder, config, sinks=sinks, per_cell=per_cell, resume=args.resume, say=_say)
+            outcome = trl_engine.train(folder, config, sinks=sinks, resume=args.resume, say=_say)
         else:
-            make = engines.learning
-            outcome = run.train(folder, config, make, sinks=sinks, per_cell=per_cell, resume=args.resume, say=_say)
+            outcome = run.train(folder, config, engines.learning, sinks=sinks, resume=args.resume, say=_say)
     except KeyboardInterrupt:
-        _say(f"interrupted: `harena azr train --out {folder} --resume` goes on from the last checkpoint")
+        _say(f"interrupted: `harena azr train --out {folder} --resume` goes on {run.where(folder)}")
         raise
     if outcome is None:  # one of several processes, and the first has it
         return OK
@@ -238,17 +164,18 @@ def _waiting(last: Iteration | None) -> str:
 def _train_config(args: argparse.Namespace, folder: Path) -> Config:
     from harena.azr import config as configs
     from harena.azr import engines, run
-    from harena.errors import SpecError
 
     if args.resume:
-        fixed = ("profile", "config", "seed", "model", "engine")
-        given = [f"--{name}" for name in fixed if getattr(args, name) is not None]
+        fixed = ("profile", "config", "seed", "model", "engine", "eval_tasks")
+        given = [f"--{name.replace('_', '-')}" for name in fixed if getattr(args, name) is not None]
         if given:
             raise SpecError(f"{given[0]} with --resume: a run keeps its settings; only --iterations can change")
         kept = run.settings_of(folder)
         return configs.from_dict({} if args.iterations is None else {"iterations": args.iterations}, kept)
     path = Path(args.config) if args.config else None
-    config = configs.read(path, profile=args.profile, iterations=args.iterations, seed=args.seed)
+    config = configs.read(
+        path, profile=args.profile, iterations=args.iterations, seed=args.seed, evaluate_tasks=args.eval_tasks
+    )
     config = run.with_options(config, model=args.model, engine=args.engine)
     if config.engine.name == "openai":
         engines.learning(config)  # refuses, before a folder is made
@@ -299,14 +226,20 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _how(args: argparse.Namespace) -> How:
-    from harena.azr import evaluate, prompts
+    from harena.azr import evaluate, prompts, run
 
-    name = args.prompt or "compact"
-    profile = dataclasses.replace(prompts.PROFILES[name], shots=args.shots or 0)
+    if args.run and (args.model or args.engine != "torch"):
+        raise SpecError("--run brings its own model and engine: leave out --model and --engine")
+    trained = run.settings_of(Path(args.run)).prompt if args.run else None
+    name = args.prompt or (trained.profile if trained else "compact")
+    as_trained = trained if trained and trained.profile == name else None
+    shots = as_trained.shots if as_trained and args.shots is None else args.shots or 0
+    short = args.suite in ("tiny", "cruxeval")
+    usual = as_trained.solve_tokens if as_trained and short else 96 if name == "compact" and short else 1024
     samples = args.samples or args.k
     return evaluate.How(
-        profile=profile,
-        max_new=args.max_new or (96 if name == "compact" and args.suite in ("tiny", "cruxeval") else 1024),
+        profile=dataclasses.replace(prompts.PROFILES[name], shots=shots),
+        max_new=args.max_new or usual,
         samples=samples,
         k=args.k,
         greedy=samples == 1,
@@ -317,28 +250,30 @@ def _how(args: argparse.Namespace) -> How:
 
 def _tasks(args: argparse.Namespace) -> tuple[list[Item], list[CodeItem]]:
     from harena.azr import public_sets, suite
-    from harena.errors import SpecError
 
     if args.suite in ("cruxeval", "mbpp") and not args.path:
         raise SpecError(f"--suite {args.suite}: give the set's file with --path")
     match args.suite:
         case "tiny":
-            return suite.thinned(suite.tiny(), args.limit), []
+            if args.path:
+                raise SpecError("--path with --suite tiny: its tasks are drawn, not read; choose the file's --suite")
+            return suite.thinned(suite.tiny(), args.limit, by=_cell), []
         case "cruxeval":
-            return suite.thinned(public_sets.cruxeval(args.path), args.limit), []
+            return suite.thinned(public_sets.cruxeval(args.path), args.limit, by=_cell), []
         case "humaneval":
             return [], suite.thinned(public_sets.humaneval(args.path), args.limit)
         case _:
             return [], suite.thinned(public_sets.mbpp(args.path), args.limit)
 
 
+def _cell(item: Item) -> tuple[str, ...]:
+    return (str(item.kind), *item.groups)
+
+
 def _generator(args: argparse.Namespace) -> Generator:
     from harena.azr import engines, run
-    from harena.errors import SpecError
 
     if args.run:
-        if args.model or args.engine != "torch":
-            raise SpecError("--run brings its own model and engine: leave out --model and --engine")
         config, learnt = run.trained(Path(args.run))
         if config.engine.name == "trl":
             return engines.generating(
@@ -352,7 +287,6 @@ def _generator(args: argparse.Namespace) -> Generator:
 
 def _engine_config(args: argparse.Namespace) -> EngineConfig:
     from harena.azr.config import EngineConfig
-    from harena.errors import SpecError
 
     if args.engine == "openai" and not (args.model and args.server):
         raise SpecError("--engine openai: give --server URL and --model NAME")
@@ -367,7 +301,7 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
 
 def _propose(args: argparse.Namespace) -> int:
     from harena.azr import config as configs
-    from harena.azr import engines, prompts, run
+    from harena.azr import engines, prompts, run, show
 
     name = args.prompt or "compact"
     batch = min(32, max(1, args.count))
@@ -382,8 +316,28 @@ def _propose(args: argparse.Namespace) -> int:
         seed_rounds=args.rounds, prompt=prompt,
     )  # fmt: skip
     config = dataclasses.replace(config, engine=_engine_config(args))
-    found = run.propose(Path(args.out), config, engines.generating(config.engine), say=_say)
-    print(", ".join(f"{count} {kind}" for kind, count in found.items()) + f" tasks in {args.out}/{run.BUFFERS}")
+    run.check_free(Path(args.out))  # before a model is loaded
+    try:
+        found = run.propose(Path(args.out), config, engines.generating(config.engine), say=_say)
+    except KeyboardInterrupt:
+        _say(f"interrupted: what was valid so far is in {args.out}/{run.BUFFERS}")
+        raise
+    seen = found.seeding
+    if args.json:
+        _print_json(
+            {
+                "folder": args.out, "tasks": found.tasks, "proposals": seen.proposals, "valid": seen.valid,
+                "invalid": seen.invalid,
+            }
+        )  # fmt: skip
+        return OK
+    rows = [
+        (kind, str(seen.proposals[kind]), f"{seen.valid[kind] / max(1, seen.proposals[kind]):.0%}", str(count))
+        for kind, count in found.tasks.items()
+    ]
+    print(show.table(("", "proposals", "valid", "tasks kept"), rows))
+    whys = show.invalid({kind: seen.invalid.get(kind, {}) for kind in found.tasks})
+    print((f"\n{whys}\n" if whys else "") + f"\ntasks: {args.out}/{run.BUFFERS}")
     return OK
 
 
@@ -430,7 +384,6 @@ def _counter() -> Callable[[int, int], None] | None:
 def _buffer_show(args: argparse.Namespace) -> int:
     from harena.azr import buffer, run, show
     from harena.azr.tasks import Kind
-    from harena.errors import SpecError
 
     folder = Path(args.run, run.BUFFERS)
     if not folder.is_dir():
@@ -449,9 +402,13 @@ def _buffer_show(args: argparse.Namespace) -> int:
 
 
 def _pretrain(args: argparse.Namespace) -> int:
-    from harena.azr import pretrain, weights
+    from harena.azr import engines, pretrain, weights
 
     out = Path(args.out) if args.out else weights.SMALL
+    _check_writable(out.parent)
+    if out.exists():
+        raise SpecError(f"{out} is there already: remove it, or give another --out")
+    engines.check_device(args.device)
     settings = pretrain.PretrainSettings(
         seed=args.seed, size=args.size, device=args.device, minutes=args.minutes, steps=args.steps,
         workers=args.workers, **_gpu_sizes(args.device),
@@ -464,6 +421,17 @@ def _pretrain(args: argparse.Namespace) -> int:
     pretrain.pretrain(settings, out, report=told)
     print(f"{out}: use it with --model {args.out or 'default'}")
     return OK
+
+
+def _check_writable(folder: Path) -> None:
+    """Before minutes of work, not after them."""
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SpecError(f"{folder}: {error.strerror}: give another --out") from error
 
 
 def _gpu_sizes(device: str) -> dict[str, Any]:

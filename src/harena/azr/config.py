@@ -174,6 +174,8 @@ class Config:
     keep_checkpoints: int = 2
     evaluate_every: int = 10
     """Iterations between looks at the held-out suite; 0: only before and after."""
+    evaluate_tasks: int = 40
+    """Its tasks of each kind and grade; 0 measures nothing."""
     prompt: PromptConfig = field(default_factory=PromptConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
@@ -194,7 +196,9 @@ class Config:
             _at_least(name, getattr(self, name), low)
         for name in ("checkpoint_every", "keep_checkpoints"):
             _at_least(name, getattr(self, name), 1)
-        _at_least("evaluate_every", self.evaluate_every, 0)
+        for name in ("evaluate_every", "evaluate_tasks"):
+            _at_least(name, getattr(self, name), 0)
+        _check_update(self.update)
         if not self.kinds or len(set(self.kinds)) != len(self.kinds):
             raise SpecError("kinds: at least one, none twice")
         if self.temperature <= 0:
@@ -209,6 +213,18 @@ class Config:
 
 
 _CODER = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
+
+
+def _check_update(update: Update) -> None:
+    for name in ("mini_batch", "epochs"):
+        _at_least(f"update.{name}", getattr(update, name), 1)
+    for name in ("learning_rate", "entropy", "kl", "value"):
+        _at_least(f"update.{name}", getattr(update, name), 0)
+    for name in ("clip", "max_grad_norm"):
+        if getattr(update, name) <= 0:
+            raise SpecError(f"update.{name}={getattr(update, name)!r}: above 0")
+
+
 _TINY = Update(learning_rate=1e-4, mini_batch=192, entropy=0.001)
 
 PROFILES: dict[str, Config] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from harena.azr.tasks import Kind, Role
 
@@ -62,6 +62,13 @@ class Generator(Protocol):
     ) -> list[list[Completion]]:
         """`on_done` is called once for each request, from the calling thread; others can work on it meanwhile."""
         ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """What an engine has besides if it refuses long prompts: the loop then asks none that it would refuse."""
+
+    def fits(self, prompt: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,15 +48,17 @@ def _torch(engine: EngineConfig, *, value_head: bool) -> Any:
     if engine.dtype != "auto" and engine.dtype not in _DTYPES:
         raise SpecError(f"engine.dtype={engine.dtype!r}: auto, float32 or bfloat16")
     wait_briefly()
+    check_device(engine.device)
     import torch
 
     from harena.azr import torch_engine
 
-    _check_device(torch, engine.device)
     options = dict(engine.options)
     threads = options.pop("threads", None)
     if threads is not None:
-        torch.set_num_threads(int(threads))  # results on CPU are the same only for the same number
+        if not isinstance(threads, int) or threads < 1:
+            raise SpecError(f"engine.options.threads={threads!r}: a whole number from 1")
+        torch.set_num_threads(threads)  # results on CPU are the same only for the same number
     if value_head:
         options["value_head"] = True
     return torch_engine.build(
@@ -67,7 +69,10 @@ def _torch(engine: EngineConfig, *, value_head: bool) -> Any:
     )
 
 
-def _check_device(torch: Any, device: str) -> None:
+def check_device(device: str) -> None:
+    """SpecError unless torch can compute there."""
+    import torch
+
     try:
         kind = "cuda" if device == "auto" else torch.device(device).type
     except RuntimeError:

@@ -2,13 +2,15 @@
 order; no job has a part in another's outcome; whatever a program does is a value here, never an exception.
 
 Plain programs (plain.py) share a process, bundle by bundle, each job in a fresh namespace: one that ends its process is
-run again alone, and those behind it in another process. All other programs are alone from the start: a process, files
-and namespaces of their own. There are two sides, so that a job can be run twice in interpreters that were started
-apart, with other hash seeds and other addresses.
+run again alone, and those behind it in another process; one that ran out of memory is run again alone, since it may
+have been another's. All other programs are alone from the start: a process, files and namespaces of their own. There
+are two sides, so that a job can be run twice in interpreters that were started apart, with other hash seeds, other
+addresses and another limit on recursion.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import json
@@ -21,19 +23,26 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any, cast
 
 from harena.errors import SpecError
-from harena.sandbox.pool import SandboxPool
+from harena.sandbox.pool import IN_FLIGHT, SandboxPool
 from harena.sandbox.spec import MB, Limits, Result, Spec, Verdict
 
 BUNDLE = 64
 """Plain programs that share a process."""
 STRAGGLERS = 32
-"""Programs alone on a core at once, once they take long: so many infinite loops end in one wall_s."""
+"""Programs alone on a core at once, once they take long: so many infinite loops end in one wall_s. Fewer where the host
+could not bear it if each of them held all the memory that it may; but not fewer than LEAST_STRAGGLERS."""
+LEAST_STRAGGLERS = 4
+MEMORY_SHARE = 0.75
+"""Of the host's memory, for programs that hang."""
 PRELOAD = ("json", "signal", "warnings")
 BATCHES = 4
 """Batches that run side by side, so that one with programs that hang does not hold back those behind it."""
+DEEPER = 64
+"""Calls by which the second run of a job may recurse deeper than the first: what tells them apart is no task."""
 _SLOW_EXIT = 111
 """What boxed.py exits with when a job does not stop; nothing plain can exit by itself."""
 _LENGTH = struct.Struct("<I")
@@ -125,11 +134,16 @@ class Executor:
 
     def run_twice(self, jobs: Sequence[Job]) -> list[tuple[Outcome, Outcome]]:
         """Each job in two interpreters that share neither a hash seed nor an address."""
-        return self.begin_twice(jobs)()
+        return self.begin_twice(jobs, jobs)()
 
-    def begin_twice(self, jobs: Sequence[Job]) -> Callable[[], list[tuple[Outcome, Outcome]]]:
-        """As run_twice, at once; what it gives waits for the outcomes."""
-        running = [self._threads.submit(side.run, jobs) for side in self._sides]
+    def begin_twice(self, jobs: Sequence[Job], others: Sequence[Job]) -> Callable[[], list[tuple[Outcome, Outcome]]]:
+        """Each job in one interpreter, and its counterpart of `others`, which may call in another order, in the other
+        one. Begins at once; what it gives waits for the outcomes."""
+        first, second = self._sides
+        running = [
+            self._threads.submit(first.run, jobs),
+            self._threads.submit(second.run, others, deeper=DEEPER),
+        ]
 
         def outcomes() -> list[tuple[Outcome, Outcome]]:
             first, second = (one.result() for one in running)
@@ -166,7 +180,8 @@ class _Side:
         spec = Spec(preload=PRELOAD)
         self._shared = SandboxPool(spec, warm=boxes, max_live=boxes, backend=backend)
         try:
-            self._alone = SandboxPool(spec, warm=boxes, max_live=boxes, backend=backend, stragglers=STRAGGLERS)
+            stragglers = stragglers_for(_host_mb(), boxes=2 * boxes, memory_mb=bounds.memory_mb)
+            self._alone = SandboxPool(spec, warm=boxes, max_live=boxes, backend=backend, stragglers=stragglers)
         except BaseException:
             self._shared.close()
             raise
@@ -180,21 +195,21 @@ class _Side:
         self._shared.close()
         self._alone.close()
 
-    def run(self, jobs: Sequence[Job], seed: int | None = None) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], seed: int | None = None, *, deeper: int = 0) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         shared = [index for index, job in enumerate(jobs) if job.plain and self._bounds.share]
         alone = sorted(set(range(len(jobs))) - set(shared))
         while shared:
-            parcels = [self._parcel(jobs, at, seed, together=True) for at in _cut(shared, self._size)]
+            parcels = [self._parcel(jobs, at, seed, deeper, together=True) for at in _cut(shared, self._size)]
             results = self._map(self._shared, parcels, together=True)
             shared = list[int]()
             for parcel, result in zip(parcels, results, strict=True):
                 done = self._frames(parcel, jobs, result)
                 outcomes |= zip(parcel.indices, done, strict=False)
                 left = parcel.indices[len(done) :]
-                alone += self._slow(parcel.indices[: len(done)], outcomes) + self._culprit(left[:1], result, outcomes)
+                alone += self._again(parcel.indices[: len(done)], outcomes) + self._culprit(left[:1], result, outcomes)
                 shared += left[1:]
-        parcels = [self._parcel(jobs, [index], seed, together=False) for index in alone]
+        parcels = [self._parcel(jobs, [index], seed, deeper, together=False) for index in alone]
         for parcel, result in zip(parcels, self._map_alone(parcels), strict=True):
             done = self._frames(parcel, jobs, result)
             outcomes[parcel.indices[0]] = done[0] if done and result.ok else _outcome_of(result)
@@ -203,8 +218,10 @@ class _Side:
     def run_with_seeds(self, jobs: Sequence[Job], seeds: Sequence[int]) -> list[list[Outcome]]:
         return [self.run(jobs, seed) for seed in seeds]
 
-    def _slow(self, indices: Sequence[int], outcomes: dict[int, Outcome]) -> list[int]:
-        return [index for index in indices if self._bounds.patient and outcomes[index].status is Status.TIME]
+    def _again(self, indices: Sequence[int], outcomes: dict[int, Outcome]) -> list[int]:
+        """Of jobs that shared a process: those whose outcome that process may have a part in."""
+        doubted = {Status.MEMORY, Status.TIME} if self._bounds.patient else {Status.MEMORY}
+        return [index for index in indices if outcomes[index].status in doubted]
 
     def _culprit(self, indices: list[int], result: Result, outcomes: dict[int, Outcome]) -> list[int]:
         """Of the job, if there is one, that ended the process it shared: whether it gets one of its own."""
@@ -214,11 +231,14 @@ class _Side:
         outcomes.update((index, Outcome(status=Status.TIME)) for index in indices)
         return []
 
-    def _parcel(self, jobs: Sequence[Job], indices: list[int], seed: int | None, *, together: bool) -> _Parcel:
+    def _parcel(
+        self, jobs: Sequence[Job], indices: list[int], seed: int | None, deeper: int, *, together: bool
+    ) -> _Parcel:
         bounds = self._bounds
         head = {
             "cpu_s": bounds.cpu_s if together else 0,
             "max_chars": bounds.max_chars,
+            "deeper": deeper,
             "hash_seed": seed,
             "source": "" if seed is None else self._source,
         }
@@ -277,6 +297,21 @@ def _boxed() -> str:
     source = resources.files("harena.azr").joinpath("boxed.py").read_text("utf-8")
     code = marshal.dumps(compile(source, "<boxed>", "exec", dont_inherit=True, optimize=2))
     return f"import marshal\nexec(marshal.loads({code!r}))"
+
+
+def stragglers_for(host_mb: int, *, boxes: int, memory_mb: int) -> int:
+    """How many programs that take long a box may run at once."""
+    each = int(host_mb * MEMORY_SHARE) // (boxes * memory_mb) - IN_FLIGHT
+    return max(LEAST_STRAGGLERS, min(STRAGGLERS, each))
+
+
+def _host_mb() -> int:
+    """What the machine has, or the container that this process is in."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            found.append(int(Path("/sys/fs/cgroup", name).read_text()))
+    return min(found) // MB
 
 
 def _cores() -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from harena.errors import SpecError
 Array = np.ndarray[Any, Any]
 MAX_ENTRIES = 1_000_000
 """Of any one list or table in the head of a file."""
+MAX_VALUES = 1 << 40
+"""Of one tensor: far above any model, and far below where products of sizes stop being sizes."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
@@ -81,6 +83,8 @@ class _Reader:
 class GgufFile:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
+            if not path.stat().st_size:
+                raise SpecError(f"{path.name} is empty")
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         reader = _Reader(self._data)
         if bytes(self._data[:4]) != b"GGUF":
@@ -98,11 +102,13 @@ class GgufFile:
         for _ in range(tensors):
             name = reader.text()
             dims = int(reader.take("<I"))
-            if dims > 4:
-                raise SpecError(f"{name} has {dims} dimensions; 4 are the most")
+            if not 1 <= dims <= 4:
+                raise SpecError(f"{name[:80]} has {dims} dimensions; there are 1 to 4")
             shape = tuple(int(reader.take("<Q")) for _ in range(dims))[::-1]
             self.entries[name] = Entry(shape, int(reader.take("<I")), int(reader.take("<Q")))
-        step = int(self.metadata.get("general.alignment", 32))
+        step = self.metadata.get("general.alignment", 32)
+        if type(step) is not int or not 1 <= step <= 1 << 20:
+            raise SpecError(f"the GGUF file is aligned to {str(step)[:40]} bytes")
         self._start = -(-reader.at // step) * step
 
     def tensor(self, name: str) -> Array:
@@ -131,6 +137,22 @@ class GgufFile:
         if name not in self.entries:
             raise SpecError(f"the GGUF file lacks {name}")
         return self.entries[name]
+
+    def check(self, names: Collection[str]) -> None:
+        """Before memory is taken for them: each lies in the file as a whole, and no two share its bytes, so that what
+        they take is bounded by what the file has."""
+        total = 0
+        for name in names:
+            entry = self.entry(name)
+            values = math.prod(entry.shape)
+            if not 0 < values <= MAX_VALUES:
+                raise SpecError(f"{name} has the shape {entry.shape}")
+            form = FORMATS.get(entry.kind)
+            total += 0 if form is None else values // form.elements * form.size
+        if total > len(self._data):
+            raise SpecError(
+                "the tensors of the GGUF file take more than the file has: is it cut short? do they overlap?"
+            )
 
 
 # ---- blocks: uint8 rows in, float32 rows out ----
@@ -219,6 +241,8 @@ def config_of(file: GgufFile) -> ModelConfig:
         return value
 
     width, heads = int(number("embedding_length")), int(number("attention.head_count"))
+    if heads < 1 or int(number("attention.head_count_kv", heads)) < 1:
+        raise SpecError("the GGUF file claims a model without attention heads")
     return ModelConfig(
         vocab=file.entry("token_embd.weight").shape[0],
         width=width,
@@ -278,6 +302,8 @@ class Source:
 
 def sources(file: GgufFile, config: ModelConfig) -> dict[str, Source]:
     """For every weight under transformers' name. A tied embedding is taken from its more precise copy."""
+    if config.layers > len(file.entries):
+        raise SpecError(f"the GGUF file claims {config.layers} blocks and has {len(file.entries)} tensors")
     is_llama = file.metadata["general.architecture"] == "llama"
     both = config.tied and "output.weight" in file.entries
     found = {

@@ -10,7 +10,8 @@ run      once at the start: the configuration, versions, the model
 resume   `iteration`: the run goes on after this one
 step     `iteration`, and nested numbers: per task-role rewards, lengths, verdicts, diversity, time per phase
 update   `iteration`, and the numbers of one optimiser step, where the engine learns outside of the loop (trl)
-eval     `iteration`, `suites`: held-out accuracy with intervals
+eval     `iteration`, `suites`: held-out accuracy with intervals; `right`: the tasks that were solved, by name
+seed     what became of the proposals before the first iteration, by kind: counts, and reasons why they were no tasks
 sample   `iteration`, a proposal as text, for a person to read
 """
 

@@ -10,10 +10,12 @@ order of a dict or set does not count. NaN and the infinities have no literal, s
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import struct
 import threading
 import warnings
+from collections.abc import Generator
 from typing import Any, TypeAlias, cast
 
 from harena.errors import HarenaError
@@ -40,11 +42,19 @@ def parse(source: str, *, mode: str = "exec", max_chars: int = MAX_CHARS) -> ast
         raise LiteralError(f"{len(source)} characters are more than {max_chars}")
     try:
         source.encode()  # lone surrogates are no text: nobody could write them to a file
-        with _quiet, warnings.catch_warnings():  # escapes like "\d" warn while they are parsed
+        with _quiet, warnings.catch_warnings():  # as `quiet` does, which costs more
             warnings.simplefilter("ignore")
             return ast.parse(source, mode=mode)
     except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError) as error:
         raise LiteralError(f"does not parse: {type(error).__name__}") from None
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None]:
+    """No warnings while text is parsed, of escapes like "\\d" and the like; for one thread at a time."""
+    with _quiet, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def read(text: str, *, max_chars: int = MAX_CHARS) -> Value:

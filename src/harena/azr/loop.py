@@ -28,9 +28,9 @@ import numpy as np
 from harena.azr import advantages, buffer, metrics, prompts, rewards
 from harena.azr.buffer import Buffers
 from harena.azr.config import Algorithm, Baseline, Config
-from harena.azr.engine import Completion, Engine, OnDone, Request, Rollout, Sampling, Update
-from harena.azr.tasks import Answer, FormatError, Kind, Proposal, Role, Task, Triplet
-from harena.azr.verify import Attempt, Grade, Validation, Verifier
+from harena.azr.engine import Bounded, Completion, Engine, OnDone, Request, Rollout, Sampling, Update
+from harena.azr.tasks import Answer, FormatError, InductionTask, Kind, Proposal, Role, Task, Triplet
+from harena.azr.verify import Attempt, Grade, Validation, Verdict, Verifier
 from harena.errors import SpecError
 
 CHUNK = 64
@@ -66,6 +66,10 @@ class Proposed:
     @property
     def task(self) -> Task | None:
         return self.validation.task if self.validation is not None else None
+
+
+SeedProgress = Callable[[int, Mapping[Kind, int], Sequence[Proposed]], None]
+"""Told after each round of seeding: its number, tasks by kind so far, what was proposed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +140,13 @@ class Trainer:
         self.rng = np.random.default_rng(np.random.SeedSequence(config.seed))
         self.baselines: dict[str, float] = {}
         self._engine = engine
+        self._fits = engine.fits if isinstance(engine, Bounded) else _always
         self._verifier = verifier
         self.buffers.start(inputs=self.form.inputs, rng=self.rng)
 
     # ---- the algorithm ----
 
-    def seed(self, progress: Callable[[int, Mapping[Kind, int]], None] | None = None) -> int:
+    def seed(self, progress: SeedProgress | None = None) -> int:
         """Proposes without learning until each buffer holds batch x seed_factor tasks; how many rounds that took."""
         wanted = self.config.batch * self.config.seed_factor
         for number in range(self.config.seed_rounds):
@@ -155,7 +160,7 @@ class Trainer:
                     if one.task is not None and len(self.buffers[kind]) < wanted:
                         self.buffers[kind].add(one.task, step=0, rng=self.rng)
             if progress is not None:
-                progress(number + 1, {kind: len(self.buffers[kind]) for kind in self.config.kinds})
+                progress(number + 1, {kind: len(self.buffers[kind]) for kind in self.config.kinds}, proposed)
         return self.config.seed_rounds
 
     def iterate(self) -> Iteration:
@@ -179,11 +184,7 @@ class Trainer:
 
     def _propose(self, kinds: Sequence[Kind], clock: Clock, sampling: Sampling) -> list[Proposed]:
         """A batch of each kind in one engine call; validated while the rest is being written."""
-        asked = [
-            (kind, self.buffers.references(kind, self.config.buffer.references, rng=self.rng))
-            for kind in kinds
-            for _ in range(self.config.batch)
-        ]
+        asked = [(kind, self._references(kind)) for kind in kinds for _ in range(self.config.batch)]
         requests = [
             Request(
                 prompt=prompts.render_propose(kind, references, profile=self.form),
@@ -205,9 +206,29 @@ class Trainer:
         clock.lap("propose")
         result = [one for one in proposed if one is not None]
         for index, validation in checks.results().items():
-            result[index].validation = validation
+            result[index].validation = self._askable(validation)
         clock.lap("wait_validate")
         return result
+
+    def _references(self, kind: Kind) -> list[Triplet]:
+        """As many as fit into a prompt; one always does, see `_askable`."""
+        found = self.buffers.references(kind, self.config.buffer.references, rng=self.rng)
+        while len(found) > 1 and not self._fits(prompts.render_propose(kind, found, profile=self.form)):
+            found.pop()
+        return found
+
+    def _askable(self, validation: Validation) -> Validation:
+        """A task that makes a prompt too long, as a question or as the only reference, is none: it would end a run."""
+        task = validation.task
+        if task is None:
+            return validation
+        kinds = (Kind.INDUCTION,) if isinstance(task, InductionTask) else (Kind.DEDUCTION, Kind.ABDUCTION)
+        asked = [prompts.render_solve(kind, task, profile=self.form) for kind in kinds]
+        if isinstance(task, Triplet):
+            asked += [prompts.render_propose(kind, [task], profile=self.form) for kind in Kind]
+        if all(map(self._fits, asked)):
+            return validation
+        return Validation(verdict=Verdict.SIZE, detail="too long to be asked")
 
     def _admit(self, proposed: Sequence[Proposed]) -> None:
         """Notes which programs were seen before: in their buffer, or earlier in this batch."""
@@ -375,10 +396,13 @@ class Trainer:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.number = int(state["number"])
-        self.rng.bit_generator.state = state["rng"]
-        self.baselines = {str(group): float(value) for group, value in state["baselines"].items()}
-        self.buffers.load(state["buffers"])
+        try:
+            self.number = int(state["number"])
+            self.rng.bit_generator.state = state["rng"]
+            self.baselines = {str(group): float(value) for group, value in state["baselines"].items()}
+            self.buffers.load(state["buffers"])
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # files are not believed
+            raise SpecError(f"the state of a run is not as it should be: {type(error).__name__}: {error}") from None
 
 
 class _Overlapped(Generic[Key, Item, Found]):
@@ -404,6 +428,11 @@ class _Overlapped(Generic[Key, Item, Found]):
             keys, items = zip(*self._waiting, strict=True)
             self._sent.append((list(keys), self._submit(items)))
             self._waiting = []
+
+
+def _always(prompt: str) -> bool:
+    del prompt
+    return True
 
 
 def _by_origin(solved: Sequence[Solved]) -> list[tuple[Proposed, list[Solved]]]:

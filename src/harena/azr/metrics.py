@@ -1,7 +1,8 @@
 """The numbers of an iteration, for the journal: pure functions of what was proposed and solved. Nested, by name:
 
 propose.<kind>   count, reward, length, entropy, format_errors, cut_short, valid, repeated, share (of right solves),
-                 learnable (share of measured tasks solved sometimes, not always), verdicts.<verdict>
+                 learnable (share of measured tasks solved sometimes, not always), verdicts.<verdict>,
+                 invalid.<reason> (how many were no tasks, and why)
 solve.<kind>     count, reward, length, entropy, format_errors, cut_short, right, verdicts.<verdict>
 samples.<kind>   the same of the solves that only measure
 diversity        unique programs, distance of syntax trees, types (diversity.py), of the valid proposals
@@ -13,19 +14,22 @@ A share or mean of nothing is left out. `right` is what the proposer made of it:
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from harena.azr import diversity
+from harena.azr import diversity, suite
 from harena.azr.engine import Completion, Rollout
 from harena.azr.tasks import FormatError, InductionTask, Kind, Task
 
 if TYPE_CHECKING:
     from harena.azr.buffer import Buffers
     from harena.azr.loop import Proposed, Solved
+
+_NUMBER = re.compile(r"\d+")
 
 
 def measure(
@@ -62,7 +66,19 @@ def _proposals(proposed: Sequence[Proposed]) -> dict[str, Any]:
         **_mean("share", shares),
         **_mean("learnable", (0 < share < 1 for share in shares)),
         "verdicts": dict(verdicts),
+        "invalid": dict(Counter(reason for one in proposed if (reason := why_invalid(one)) is not None)),
     }
+
+
+def why_invalid(one: Proposed) -> str | None:
+    """Why a proposal is no task: the same words for all that fail alike. None where it is one."""
+    if one.task is not None:
+        return None
+    if isinstance(one.parsed, FormatError):
+        return f"form: {_NUMBER.sub('n', one.parsed.reason)}"
+    if one.validation is None:
+        return "not checked"
+    return suite.HELD_OUT if one.validation.detail == suite.HELD_OUT else str(one.validation.verdict)
 
 
 def _solves(solved: Iterable[Solved]) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 for rollouts that somebody else learns from.
 
 Guarantees: completions in the order of the requests, as many as were asked for, also from servers that give one at a
-time; what a server sends is read through caps and a closed schema; a busy or failing server is asked again a bounded
-number of times, and a wrong key, model or request is an error at once, which waits for no other request. A server that
-answers every repeated question with the same words does not sample, and is refused where sampling was asked for.
+time; what a server sends is read through caps and a closed schema, and within timeout_s, however it drips; a busy or
+failing server is asked again a bounded number of times, and a wrong key, model or request is an error at once, which
+waits for no other request. A server that answers every repeated question with the same words does not sample, and is
+refused where sampling was asked for.
 
 Does not learn: the weights are the server's, so `step`, `state` and `load` refuse. A server that ignores the seed may
 answer differently each time. Token ids and log probabilities are there on request and where the server gives them (most
@@ -17,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import math
 import os
 import random
 import socket
@@ -34,6 +34,8 @@ from harena.errors import HarenaError, SpecError
 from harena.terminal import safe
 
 MAX_ANSWER_BYTES = 64 << 20
+MAX_TEXT_CHARS = 1 << 20
+"""Of one completion: many times what the tokens that are ever asked for can hold."""
 KEY_VARIABLE = "OPENAI_API_KEY"
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 PAUSE_S = 0.5
@@ -42,6 +44,8 @@ SAME_CHARS, SAME_TIMES, SAME_PROMPTS = 20, 16, 3
 """So many repetitions of so long answers to so many prompts, and never another answer, are no chance, if
 sampled at a temperature of WARM or more."""
 WARM = 0.7
+LARGEST = 1e30
+"""Of a log probability, by its size: what is beyond is no number."""
 
 
 class ServerError(HarenaError):
@@ -68,7 +72,7 @@ class ServerSettings:
     """Requests at once; batching is the server's."""
     retries: int = 4
     timeout_s: float = 300.0
-    """For one answer."""
+    """For one answer, from the question to its last byte; to connect takes another one at most."""
     logprobs: bool = False
     """Ask for the log probabilities of sampled tokens (completions only). Evaluating and proposing need none."""
     token_ids: bool = False
@@ -229,17 +233,26 @@ class OpenAIEngine:
         connection = self._connection()
         self._busy.add(connection)
         base = urllib.parse.urlsplit(self.settings.url).path.rstrip("/")
+        deadline: _Deadline | None = None
         try:
+            if connection.sock is None:
+                connection.connect()
+            deadline = _Deadline(connection, self.settings.timeout_s)
             connection.request("POST", base + path, body, self._headers)
             answer = connection.getresponse()
             data = answer.read(MAX_ANSWER_BYTES + 1)
+            deadline.check()
             if len(data) > MAX_ANSWER_BYTES:
                 raise ServerError(f"{self.settings.url}: an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if deadline is not None and isinstance(error, OSError | http.client.HTTPException):
+                deadline.check()
             raise
         finally:
             self._busy.discard(connection)
+            if deadline is not None:
+                deadline.cancel()
         self._idle.append(connection)
         return answer.status, data
 
@@ -250,6 +263,30 @@ class OpenAIEngine:
             parts = urllib.parse.urlsplit(self.settings.url)
             make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
             return make(parts.hostname or "", parts.port, timeout=self.settings.timeout_s)
+
+
+class _Deadline:
+    """Ends a connection when its time is over: a socket's own timeout begins anew with every byte."""
+
+    def __init__(self, connection: http.client.HTTPConnection, timeout_s: float) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._is_over = False
+        self._timer = threading.Timer(timeout_s, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end(self) -> None:
+        self._is_over = True
+        with contextlib.suppress(OSError, AttributeError):
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def check(self) -> None:
+        if self._is_over:
+            raise TimeoutError(f"no whole answer within timeout_s={self._timeout_s:g}")
+
+    def cancel(self) -> None:
+        self._timer.cancel()
 
 
 def _object(data: bytes) -> dict[str, Any]:
@@ -281,6 +318,8 @@ def _completion(choice: Mapping[str, Any], sampling: Sampling, *, chat: bool) ->
         text = ""  # a refusal or an empty turn
     if not isinstance(text, str):
         raise ServerError("the server gave a completion without text")
+    if len(text) > MAX_TEXT_CHARS:
+        raise ServerError(f"the server gave a completion of {len(text)} characters; {MAX_TEXT_CHARS} are the most")
     return Completion(
         prompt_ids=_ids(choice.get("prompt_token_ids")),
         ids=_ids(choice.get("token_ids")),
@@ -306,5 +345,6 @@ def _logprobs(value: Mapping[str, Any]) -> tuple[float, ...]:
     numbers = _list(value.get("token_logprobs")) or [
         _mapping(one).get("logprob") for one in _list(value.get("content"))
     ]
-    known = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+    # JSON has ints that no float holds, and Python's has NaN.
+    known = all(isinstance(number, int | float) and abs(number) < LARGEST for number in numbers)
     return tuple(map(float, numbers)) if known else ()

@@ -3,8 +3,10 @@ has no way to change, or to look at, anything of the interpreter that another in
 
 A list of what is allowed; all else makes a program not plain, which costs it nothing but speed: it then gets a process
 of its own. No attribute is assigned, no class is made, no attribute starts with an underscore and no name with two, of
-builtins and modules only what is named here can be reached, and a module is no value that could be passed on. Time and
-memory are limited elsewhere. The wall around the host is the box, for plain programs as for all others.
+builtins and modules only what is named here can be reached, and a module is no value that could be passed on. What
+`typing` has is for annotations alone: it remembers what it was asked, and leads to abstract classes that can be told
+who belongs to them. No generator has an end of its own to run, which might come in the time of another program. Time
+and memory are limited elsewhere. The wall around the host is the box, for plain programs as for all others.
 """
 
 from __future__ import annotations
@@ -84,7 +86,10 @@ def is_plain(nodes: Sequence[ast.AST]) -> bool:
             attributes.append(node)
         if isinstance(node, _FORBIDDEN_NODES) or not _binds_plainly(node, modules, bound):
             return False
-    if modules & bound or bound & _OTHER_BUILTINS:
+    kinds = set(map(type, nodes))
+    if modules & bound or bound & _OTHER_BUILTINS or _ends_a_generator(kinds):
+        return False
+    if not kinds.isdisjoint((ast.Import, ast.ImportFrom)) and not _has_typing_in_annotations_only(nodes):
         return False
     bases = {id(node.value) for node in attributes}
     return all(_name_is_plain(node, modules, bound, bases) for node in names) and all(
@@ -92,8 +97,46 @@ def is_plain(nodes: Sequence[ast.AST]) -> bool:
     )
 
 
-_SETS = frozenset({"set", "frozenset", "hash", "id", "eval", "exec", "getattr", "globals", "vars", "__import__"})
-_SET_METHODS = frozenset({"keys", "items", "union", "intersection", "difference", "symmetric_difference"})
+def _ends_a_generator(kinds: set[type[ast.AST]]) -> bool:
+    """Whether a generator that nobody asks any more may still have something to do."""
+    return not kinds.isdisjoint((ast.Yield, ast.YieldFrom)) and not kinds.isdisjoint((ast.Try, ast.TryStar))
+
+
+_ANNOTATION_NODES = (
+    ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.BinOp, ast.BitOr, ast.Load,
+)  # fmt: skip
+
+
+def _has_typing_in_annotations_only(nodes: Sequence[ast.AST]) -> bool:
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "typing":
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Import) and any(alias.name == "typing" for alias in node.names):
+            names.add("typing")
+    if not names:
+        return True
+    annotated: set[int] = set()
+    for node in nodes:
+        for name in ("annotation", "returns"):
+            inside = getattr(node, name, None)
+            if isinstance(inside, ast.expr):
+                parts = nodes_of(inside)
+                if not all(isinstance(part, _ANNOTATION_NODES) for part in parts):
+                    return False
+                annotated.update(map(id, parts))
+    used = [node for node in nodes if isinstance(node, ast.Name) and node.id in names]
+    return all(id(node) in annotated for node in used)
+
+
+_SETS = frozenset(
+    {"set", "frozenset", "hash", "id", "eval", "exec", "getattr", "globals", "vars", "literal_eval", "__import__",
+     "__builtins__"}
+)  # fmt: skip
+_SET_METHODS = frozenset(
+    {"keys", "items", "union", "intersection", "difference", "symmetric_difference", "literal_eval", "mro",
+     "__hash__", "__subclasses__", "__globals__", "__dict__", "__base__", "__bases__", "__mro__"}
+)  # fmt: skip
 
 
 def may_depend_on_hashes(nodes: Sequence[ast.AST]) -> bool:

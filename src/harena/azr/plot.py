@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 460, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 34
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 34
 COLOURS = 8
 
 
@@ -26,15 +26,18 @@ class Point:
 Series = Mapping[str, Sequence[Point]]
 
 
-def lines(series: Series, *, x_label: str, y_label: str, top: float | None = None, bottom: float | None = None) -> str:
-    """Curves with the intervals of their points as bands. `top`, `bottom`: ends of the axis that are fixed."""
+def lines(
+    series: Series, *, x_label: str, y_label: str, top: float | None = None, bottom: float | None = None,
+    within: tuple[float, float] = (-math.inf, math.inf),
+) -> str:  # fmt: skip
+    """Curves with the intervals of their points as bands. `top`, `bottom`: ends of the axis that are fixed; `within`:
+    what it never goes beyond."""
     points = [point for curve in series.values() for point in curve if math.isfinite(point.y)]
     if not points:
         return ""
-    frame = _Frame(
-        _span([point.x for point in points], None, None),
-        _span([end for point in points for end in (point.low, point.y, point.high) if end is not None], bottom, top),
-    )
+    ends = [end for point in points for end in (point.low, point.y, point.high) if end is not None]
+    low, high = _span(ends, bottom, top)
+    frame = _Frame(_span([point.x for point in points], None, None), (max(low, within[0]), min(high, within[1])))
     parts = [frame.axes(x_label, y_label)]
     for number, curve in enumerate(series.values()):
         kept = [point for point in curve if math.isfinite(point.y)]
@@ -120,7 +123,7 @@ def ticks(low: float, high: float, *, least: float = 0.0) -> list[float]:
     """About five round numbers within, at least `least` apart."""
     rough = max((high - low) / 5, least)
     unit = 10 ** math.floor(math.log10(rough))
-    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.85)
     first = math.ceil(low / step - 1e-9)
     return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
 

@@ -9,6 +9,7 @@ import gzip
 import importlib.metadata
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +81,7 @@ def mbpp(path: str | Path) -> list[CodeItem]:
         tests = row.get("test_list")
         if not isinstance(tests, list) or not all(isinstance(test, str) for test in cast("list[Any]", tests)):
             raise SetUnavailable(f"{where}: no test_list")
-        setup = row.get("test_imports") or row.get("test_setup_code") or ""
-        head = "\n".join(cast("list[str]", setup)) if isinstance(setup, list) else str(setup)
+        head = _lines(row.get("test_imports") or row.get("test_setup_code") or "", where)
         asserts = cast("list[str]", tests)
         words = str(row.get("text") or row.get("prompt") or "")
         items.append(
@@ -127,7 +127,7 @@ def _read(path: Path) -> str:
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise SetUnavailable(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if len(data) > MAX_FILE_BYTES:
         raise SetUnavailable(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB")
@@ -139,6 +139,14 @@ def _json(text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise SetUnavailable(f"{where}: not JSON") from None
+
+
+def _lines(value: object, where: str) -> str:
+    lines = cast("list[object]", value) if isinstance(value, list) else [value]
+    texts = [line for line in lines if isinstance(line, str)]
+    if len(texts) != len(lines):
+        raise SetUnavailable(f"{where}: what comes before the tests is no text")
+    return "\n".join(texts)
 
 
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:

@@ -4,26 +4,32 @@
         journal.jsonl     what happened (journal.py)
         buffers/          the tasks, as JSON lines
         checkpoints/      to go on from
-        report.html       plots and samples, written anew at the end
+        report.html       plots and samples, written anew after each look at the held-out suite
 
-Guarantees: a run that was ended, however, goes on from its last checkpoint as if nothing had happened; a folder that
-holds a run is never written over; programs of the held-out suite are no valid proposals, so nothing is trained on them.
+Guarantees: a run that was ended, however, goes on from its last checkpoint as if nothing had happened; the first Ctrl-C
+lets an iteration end and saves it; a folder that holds a run is never written over, and one process at a time works in
+it; programs of the held-out suite are no valid proposals, so nothing is trained on them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import platform
+import signal
+import threading
 import time
+from collections import Counter, abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from harena.azr import checkpoint, evaluate, journal, report, suite
+from harena.azr import checkpoint, evaluate, journal, metrics, report, suite
 from harena.azr import config as configs
-from harena.azr.checkpoint import Checkpoint
+from harena.azr.checkpoint import BadCheckpoint, Checkpoint
 from harena.azr.config import Config
 from harena.azr.engine import Engine, Generator
 from harena.azr.evaluate import Evaluation, How
@@ -32,16 +38,19 @@ from harena.azr.loop import Iteration, Proposed, Trainer
 from harena.azr.suite import Item
 from harena.azr.tasks import FormatError, InductionTask, Kind, Proposal, program_digest
 from harena.azr.verify import Settings, Validation, Verdict, Verifier
-from harena.errors import SpecError
+from harena.errors import HarenaError, SpecError
 
 CONFIG, BUFFERS, CHECKPOINTS = "config.json", "buffers", "checkpoints"
-SAMPLES = 3
-"""Proposals of each iteration that are written down for a person to read."""
 MAX_SAMPLE_CHARS = 2_000
 BY_OPERATIONS = " by operations"
 
 Say = Callable[[str], None]
 MakeEngine = Callable[[Config], Engine]
+
+
+class RunStopped(HarenaError):
+    """A file of the run could not be written or read. Nothing up to the last checkpoint is lost: put right what the
+    message names and resume."""
 
 
 def silent(text: str) -> None:
@@ -68,69 +77,158 @@ class HeldOutVerifier(Verifier):
 
     def validate(self, proposals: Sequence[Proposal]) -> list[Validation]:
         return [
-            Validation(verdict=Verdict.FORBIDDEN, detail="held out for evaluation")
+            Validation(verdict=Verdict.FORBIDDEN, detail=suite.HELD_OUT)
             if found.task is not None and program_digest(found.task.program) in self._held_out
             else found
             for found in super().validate(proposals)
         ]
 
 
+def held_out_suite(config: Config) -> list[Item]:
+    """What this run is measured on; nothing where that is turned off."""
+    tasks = config.evaluate_tasks
+    return suite.tiny(per_cell=tasks, inputs=config.prompt.inputs) if tasks else []
+
+
+def held_out_programs(config: Config) -> frozenset[str]:
+    """What is never trained on, whether or not this run measures itself: the suite as `harena azr eval` asks it, and as
+    this run does."""
+    whole = suite.tiny(per_cell=max(suite.PER_CELL, config.evaluate_tasks))
+    return suite.digests(whole) | suite.digests(held_out_suite(config))
+
+
+# ---- a folder ----
+
+
 def check_free(folder: Path) -> None:
-    if (folder / CONFIG).exists() or (folder / journal.NAME).exists():
-        raise SpecError(f"{folder} holds a run already: --resume goes on with it, or choose another --out")
+    try:
+        taken = any((folder / name).exists() for name in (CONFIG, journal.NAME))
+    except OSError as error:
+        raise SpecError(f"{folder}: {error.strerror}: choose another --out") from error
+    if taken:
+        raise SpecError(f"{folder} holds a run already: choose another --out, or go on with it by train --resume")
+    if folder.exists() and not folder.is_dir():
+        raise SpecError(f"{folder} is a file: --out is a folder")
 
 
 def start(folder: Path, config: Config) -> None:
-    """Claims a folder for a run."""
+    """Makes a folder a run's. Of two processes that try at once, one is refused."""
     check_free(folder)
+    place = folder / CONFIG
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(json.dumps(configs.as_dict(config), indent=1) + "\n")
+        with open(place, "x", encoding="utf-8") as file:
+            file.write(json.dumps(configs.as_dict(config), indent=1) + "\n")
+    except FileExistsError:
+        check_free(folder)
+        raise
     except OSError as error:
-        raise SpecError(f"{folder}: {error.strerror}") from error
+        if error.filename is None:  # it was made, and not written
+            place.unlink()
+        raise SpecError(f"{folder}: {error.strerror}: choose another --out") from error
+
+
+@contextlib.contextmanager
+def working_in(folder: Path, *, then: str = "") -> abc.Generator[None]:
+    """Holds the folder while a process works in it; the system lets go of it however the process ends. Of a file that
+    fails it says which, and what to do then."""
+    then = then or f"put that right, then `harena azr train --out {folder} --resume`"
+    with open(folder / CONFIG, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SpecError(f"{folder}: another process works on this run: let it end first") from None
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None or isinstance(error, ConnectionError):  # of no file
+                raise
+            raise RunStopped(f"{error.filename or folder}: {error.strerror}; {then}") from error
+
+
+def where(folder: Path) -> str:
+    """From where a run would go on, in words."""
+    place = checkpoint.latest(folder / CHECKPOINTS)
+    return "from its beginning" if place is None else f"after iteration {int(place.name.rpartition('-')[2])}"
 
 
 def settings_of(folder: Path) -> Config:
     """The configuration of a run that was started."""
     if not (folder / CONFIG).is_file():
-        raise SpecError(f"{folder} holds no run: start one without --resume")
+        raise SpecError(f"{folder} holds no run: give the --out folder of `harena azr train`")
     return configs.read(folder / CONFIG)
 
 
+# ---- training ----
+
+
 def train(
-    folder: Path, config: Config, make: MakeEngine, *, sinks: Sequence[Sink] = (), per_cell: int = suite.PER_CELL,
-    resume: bool = False, say: Say = silent,
+    folder: Path, config: Config, make: MakeEngine, *, sinks: Sequence[Sink] = (), resume: bool = False,
+    say: Say = silent,
 ) -> Outcome:  # fmt: skip
-    """Runs to `config.iterations`. per_cell: tasks of each kind and grade of the held-out suite; 0 turns it off."""
+    """Runs to `config.iterations`."""
     started = time.perf_counter()
     if not resume:
         check_free(folder)
-    items = suite.tiny(per_cell=per_cell, inputs=config.prompt.inputs) if per_cell else []
     engine = make(config)
-    if not resume:
-        start(folder, config)
-    with (
-        Journal(folder, sinks=sinks) as log,
-        HeldOutVerifier(config.executor.settings(), suite.digests(items)) as verifier,
-    ):
+    with contextlib.ExitStack() as stack:
+        verifier = stack.enter_context(HeldOutVerifier(config.executor.settings(), held_out_programs(config)))
+        if not resume:
+            start(folder, config)
+        stack.enter_context(working_in(folder))
+        log = stack.enter_context(Journal(folder, sinks=sinks))
         trainer = Trainer(engine, verifier, config)
-        whole = Run(folder, config, engine, verifier, trainer, log, items, say)
-        whole.resume() if resume else whole.begin()
-        before = whole.evaluated()
+        whole = Run(folder, config, engine, verifier, trainer, log, held_out_suite(config), say)
+        whole.resume() if resume and whole.has_checkpoint() else whole.begin()
+        before = after = whole.evaluated()
         last: Iteration | None = None
-        after = before
         while trainer.number < config.iterations:
-            last = whole.iterate()
-            due = config.evaluate_every and trainer.number % config.evaluate_every == 0
-            if due or trainer.number == config.iterations:
-                after = whole.evaluated()
-            if trainer.number % config.checkpoint_every == 0 or trainer.number == config.iterations:
-                whole.save()
-    report.write(folder)
+            with Patience(say) as patience:
+                last = whole.iterate()
+                done = trainer.number == config.iterations
+                saved = done or trainer.number % config.checkpoint_every == 0
+                if saved:  # before a look at the suite, during which much can happen
+                    whole.save()
+                due = done or (config.evaluate_every and trainer.number % config.evaluate_every == 0)
+                if due and not patience.asked:
+                    after = whole.evaluated()
+            if patience.asked:
+                if not saved:
+                    whole.save()
+                report.write(folder)
+                raise KeyboardInterrupt
+        report.write(folder)
     return Outcome(
         folder=folder, iterations=trainer.number, before=before, after=after, last=last,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
+
+
+class Patience:
+    """While it is entered, the first Ctrl-C is only noted, and the second is one. Where Ctrl-C means something else, as
+    in the background of a script, it keeps its meaning."""
+
+    def __init__(self, say: Say) -> None:
+        self.asked = False
+        self._say = say
+        self._on = False
+
+    def __enter__(self) -> Patience:
+        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        self._on = usual and threading.current_thread() is threading.main_thread()
+        if self._on:
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._on:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _note(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._say("this iteration ends first and is saved; Ctrl-C once more does not wait")
 
 
 @dataclass(slots=True)
@@ -151,19 +249,44 @@ class Run:
             model=self.config.engine.model, python=platform.python_version(), config=settings,
         )  # fmt: skip
         self.trainer.buffers.keep_in(self.folder / BUFFERS)
-        self.trainer.seed(lambda rounds, sizes: self.say(f"seeding, round {rounds}: {_sizes(sizes)}"))
+        seeding = Seeding()
+
+        def told(rounds: int, sizes: Mapping[Kind, int], proposed: Sequence[Proposed]) -> None:
+            seeding.add(proposed)
+            self.say(f"seeding, round {rounds}: {_sizes(sizes)}")
+
+        self.trainer.seed(told)
+        self.log.write("seed", proposals=seeding.proposals, valid=seeding.valid, invalid=seeding.invalid)
+        wanted = self.config.batch * self.config.seed_factor
+        if any(len(self.trainer.buffers[kind]) < wanted for kind in self.config.kinds):
+            self.say(f"fewer than {wanted} tasks of a kind to begin with{seeding.mostly()}")
         self.save()
+
+    def has_checkpoint(self) -> bool:
+        """False of a run that was ended before its first: it begins anew, as the same run."""
+        if any(record["kind"] == "propose" for record in journal.read(self.folder)):
+            raise SpecError(f"{self.folder} holds tasks that were collected, and no run: choose another --out")
+        return checkpoint.latest(self.folder / CHECKPOINTS) is not None
 
     def resume(self) -> None:
         place = checkpoint.latest(self.folder / CHECKPOINTS)
         if place is None:
-            raise SpecError(f"{self.folder}: no checkpoint to go on from; the run ended before its first")
-        saved = checkpoint.load(place)
+            raise SpecError(f"{self.folder}: no checkpoint: the run ended before its first; remove it and start anew")
+        saved = self._saved(place)
         self.engine.load(saved.learner)
         self.trainer.load(saved.state)
         self.trainer.buffers.keep_in(self.folder / BUFFERS)
         self.log.write("resume", iteration=saved.step)
-        self.say(f"going on after iteration {saved.step}")
+        done = saved.step >= self.config.iterations
+        self.say(f"going on after iteration {saved.step}" + ("; nothing is left to do" if done else ""))
+
+    def _saved(self, place: Path) -> Checkpoint:
+        try:
+            return checkpoint.load(place)
+        except BadCheckpoint as error:
+            earlier = checkpoint.listed(place.parent)[:-1]
+            hint = f"remove it to go on from {earlier[-1].name}" if earlier else "there is no other: start a new run"
+            raise BadCheckpoint(f"{error}; {hint}") from None
 
     def save(self) -> None:
         now = Checkpoint(step=self.trainer.number, state=self.trainer.state(), learner=self.engine.state())
@@ -181,9 +304,13 @@ class Run:
         if not self.items:
             return None
         found = held_out(self.engine, self.verifier, self.items, self.config)
-        self.log.write("eval", iteration=self.trainer.number, suites=suites_of(found), seconds=found.seconds)
+        right = [name for name, count in found.right.items() if count]
+        self.log.write(
+            "eval", iteration=self.trainer.number, suites=suites_of(found), right=right, seconds=found.seconds
+        )
         parts = ", ".join(f"{kind} {found.scores[kind].value:.3f}" for kind in Kind if kind in found.scores)
         self.say(f"held out after {self.trainer.number}: {parts} ({found.seconds:.1f} s)")
+        report.write(self.folder)
         return found
 
 
@@ -211,12 +338,12 @@ def line_of(done: Iteration, of: int) -> str:
 
 
 def samples_of(done: Iteration) -> list[dict[str, Any]]:
-    """A few proposals to read: of each kind the first that was valid, else the first of all."""
-    found: list[dict[str, Any]] = []
+    """A few proposals to read: the first of each kind that was valid, and the first that was not."""
+    found: list[Proposed] = []
     for kind in dict.fromkeys(one.kind for one in done.proposed):
-        of_kind = [one for one in done.proposed if one.kind is kind]
-        found.append(_sample(next((one for one in of_kind if one.task is not None), of_kind[0])))
-    return found[:SAMPLES]
+        found += [one for one in done.proposed if one.kind is kind and one.task is not None][:1]
+    found += [one for one in done.proposed if one.task is None][:1]
+    return [_sample(one) for one in found]
 
 
 def _sample(one: Proposed) -> dict[str, Any]:
@@ -238,20 +365,55 @@ def _sample(one: Proposed) -> dict[str, Any]:
     return head | {name: text[:MAX_SAMPLE_CHARS] for name, text in body.items()}
 
 
-def propose(folder: Path, config: Config, generator: Generator, *, say: Say = silent) -> dict[Kind, int]:
+@dataclass(slots=True)
+class Seeding:
+    """What became of proposals that were only collected, by kind."""
+
+    proposals: Counter[str] = dataclasses.field(default_factory=Counter[str])
+    valid: Counter[str] = dataclasses.field(default_factory=Counter[str])
+    invalid: dict[str, Counter[str]] = dataclasses.field(default_factory=dict[str, Counter[str]])
+    """By reason."""
+
+    def add(self, proposed: Sequence[Proposed]) -> None:
+        for one in proposed:
+            self.proposals[str(one.kind)] += 1
+            self.valid[str(one.kind)] += one.task is not None
+            reason = metrics.why_invalid(one)
+            if reason is not None:
+                self.invalid.setdefault(str(one.kind), Counter())[reason] += 1
+
+    def mostly(self) -> str:
+        """The most frequent reason, in words."""
+        found = sum(self.invalid.values(), Counter[str]()).most_common(1)
+        return "".join(f"; {count} of {self.proposals.total()} proposals: {reason}" for reason, count in found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    tasks: dict[Kind, int]
+    seeding: Seeding
+
+
+def propose(folder: Path, config: Config, generator: Generator, *, say: Say = silent) -> Collected:
     """Fills the buffers of a new folder with valid proposals and learns nothing: any generator will do."""
-    start(folder, config)
-    items = suite.tiny(inputs=config.prompt.inputs)
-    with (
-        Journal(folder) as log,
-        HeldOutVerifier(config.executor.settings(), suite.digests(items)) as verifier,
-    ):
+    seeding = Seeding()
+    with contextlib.ExitStack() as stack:
+        verifier = stack.enter_context(HeldOutVerifier(config.executor.settings(), held_out_programs(config)))
+        start(folder, config)
+        stack.enter_context(working_in(folder, then="put that right, and collect into another --out"))
+        log = stack.enter_context(Journal(folder))
         # Seeding asks for nothing but completions.
         trainer = Trainer(cast("Engine", generator), verifier, config)
         log.write("propose", engine=config.engine.name, model=config.engine.model, config=configs.as_dict(config))
         trainer.buffers.keep_in(folder / BUFFERS)
-        trainer.seed(lambda rounds, sizes: say(f"round {rounds}: {_sizes(sizes)}"))
-        return {kind: len(trainer.buffers[kind]) for kind in config.kinds}
+
+        def told(rounds: int, sizes: Mapping[Kind, int], proposed: Sequence[Proposed]) -> None:
+            seeding.add(proposed)
+            say(f"round {rounds}: {_sizes(sizes)}")
+
+        trainer.seed(told)
+        log.write("seed", proposals=seeding.proposals, valid=seeding.valid, invalid=seeding.invalid)
+        return Collected(tasks={kind: len(trainer.buffers[kind]) for kind in config.kinds}, seeding=seeding)
 
 
 def _sizes(sizes: Mapping[Kind, int]) -> str:

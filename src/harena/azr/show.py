@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from harena.azr.buffer import Entry
 from harena.azr.evaluate import Evaluation
@@ -36,14 +38,28 @@ def evaluation(found: Evaluation) -> str:
 def training(before: Evaluation | None, after: Evaluation | None, last: Iteration | None) -> str:
     """What a run ends with: of self-play the last iteration, of the held-out suite before and after."""
     rows: list[list[str]] = []
-    proposed: Mapping[str, Mapping[str, float]] = last.metrics["propose"] if last else {}
     for kind in [*map(str, Kind), "all"]:
-        now = proposed.get(kind, {})
+        now = _proposals(last).get(kind, {})
         held_out = [_score(found, kind) for found in (before, after)]
         if now or any(held_out):
             rows.append([kind, _share(now.get("valid")), _share(now.get("share")), *held_out])
     head = ("", "valid", "solved in self-play", "held out before", "held out after")
-    return table(head, rows) if rows else ""
+    whys = invalid({kind: of_kind.get("invalid", {}) for kind, of_kind in _proposals(last).items()})
+    return "\n\n".join(part for part in (table(head, rows) if rows else "", whys) if part)
+
+
+def _proposals(last: Iteration | None) -> Mapping[str, Mapping[str, Any]]:
+    return last.metrics["propose"] if last else {}
+
+
+def invalid(reasons: Mapping[str, Mapping[str, int]]) -> str:
+    """Why proposals were no tasks, by kind; the most frequent reason first. Empty when all were."""
+    kinds = list(reasons)
+    totals = Counter({reason: 0 for of_kind in reasons.values() for reason in of_kind})
+    for of_kind in reasons.values():
+        totals.update(of_kind)
+    rows = [[reason, *(str(reasons[kind].get(reason, "")) for kind in kinds)] for reason, _ in totals.most_common()]
+    return table(("no task because", *kinds), rows) if rows else ""
 
 
 def _share(value: float | None) -> str:

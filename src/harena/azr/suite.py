@@ -7,7 +7,7 @@ programs, so that self-play can refuse to train on them. Costs nothing to carry:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -19,6 +19,8 @@ from harena.errors import SpecError
 SEED = 20_250_506
 PER_CELL = 40
 """Tasks of each kind and grade: 160 a kind, where a 95 % interval is about 15 points wide."""
+HELD_OUT = "held out for evaluation"
+"""Why a proposal of one of its programs is no task."""
 GRADES = tuple(range(1, programs.MAX_OPS + 1))
 
 
@@ -64,8 +66,13 @@ def digests(items: Iterable[Item]) -> frozenset[str]:
     return frozenset(program_digest(item.task.program) for item in items)
 
 
-def thinned(items: Sequence[Any], count: int | None) -> list[Any]:
-    """At most `count` of them, evenly spread, always the same ones."""
+def thinned(items: Sequence[Any], count: int | None, *, by: Callable[[Any], Hashable] = lambda item: None) -> list[Any]:
+    """At most `count` of them, always the same ones, evenly spread: over what `by` tells apart, and within it."""
     if count is None or count >= len(items):
         return list(items)
-    return [items[index * len(items) // count] for index in range(count)]
+    parts: dict[Hashable, list[int]] = {}
+    for place, item in enumerate(items):
+        parts.setdefault(by(item), []).append(place)
+    places = [place for part in parts.values() for place in part]
+    chosen = sorted(places[index * len(items) // count] for index in range(count))
+    return [items[place] for place in chosen]

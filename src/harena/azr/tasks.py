@@ -6,8 +6,9 @@ import ast
 import enum
 import functools
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from harena.azr import literals
 
@@ -102,11 +103,14 @@ class FormatError:
 
 @functools.lru_cache(maxsize=8192)
 def normalised(program: str) -> str:
-    """The program without what does not matter: names of its own, comments, docstrings, annotations, layout. Two
-    programs that differ in nothing else get the same text. One that does not parse is its own normal form."""
+    """The program without what does not matter: names of its own, comments, docstrings and other constants that nobody
+    uses, annotations, layout, `pass`, and what stands behind a `return`. Two programs that differ in nothing else get
+    the same text; there are other ways to write the same program twice. One that does not parse is its own normal
+    form."""
     try:
         tree = cast("ast.Module", literals.parse(program, max_chars=MAX_PROGRAM_CHARS))
-        tree = cast("ast.Module", _Renamed(_own_names(tree)).visit(tree))
+        functions = frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        tree = cast("ast.Module", _Renamed(_own_names(tree), functions).visit(tree))
         return ast.unparse(tree)
     except (literals.LiteralError, RecursionError):
         return program
@@ -144,15 +148,56 @@ def _bound_by(node: ast.AST) -> tuple[str, ...]:
             return (name,)
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return (name,)
-        case ast.ExceptHandler(name=str(name)):
+        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            return (name,)
+        case ast.MatchMapping(rest=str(name)):
+            return (name,)
+        case ast.alias(name=real, asname=str(name)) if name != real:
             return (name,)
         case _:
             return ()
 
 
+_BLOCKS = frozenset(
+    {ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.For, ast.AsyncFor, ast.While,
+     ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.ExceptHandler, ast.match_case}
+)  # fmt: skip
+
+
 class _Renamed(ast.NodeTransformer):
-    def __init__(self, names: dict[str, str]) -> None:
+    def __init__(self, names: dict[str, str], functions: frozenset[str]) -> None:
         self._names = names
+        self._functions = functions
+        """Their arguments have names of the program's own, wherever they are called."""
+
+    def visit(self, node: ast.AST) -> Any:
+        if type(node) in _BLOCKS:
+            for name in ("body", "orelse", "finalbody"):
+                if statements := getattr(node, name, None):
+                    setattr(node, name, _alive(statements) or ([] if name != "body" else [ast.Pass()]))
+        return super().visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Name) and node.func.id in self._functions:
+            for keyword in node.keywords:
+                keyword.arg = self._names.get(keyword.arg, keyword.arg) if keyword.arg else None
+        return self.generic_visit(node)
+
+    def visit_MatchAs(self, node: ast.MatchAs) -> ast.AST:
+        node.name = self._names.get(node.name, node.name) if node.name else None
+        return self.generic_visit(node)
+
+    def visit_MatchStar(self, node: ast.MatchStar) -> ast.AST:
+        node.name = self._names.get(node.name, node.name) if node.name else None
+        return node
+
+    def visit_MatchMapping(self, node: ast.MatchMapping) -> ast.AST:
+        node.rest = self._names.get(node.rest, node.rest) if node.rest else None
+        return self.generic_visit(node)
+
+    def visit_alias(self, node: ast.alias) -> ast.AST:
+        asname = node.asname if node.asname != node.name else None
+        return ast.alias(name=node.name, asname=self._names.get(asname, asname) if asname else None)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Name(id=self._names.get(node.id, node.id), ctx=node.ctx)
@@ -169,19 +214,16 @@ class _Renamed(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.name = self._names.get(node.name, node.name)
         node.returns = None
-        return self._without_docstring(node)
+        return self._with_a_body(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
         node.name = self._names.get(node.name, node.name)
         node.returns = None
-        return self._without_docstring(node)
+        return self._with_a_body(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         node.name = self._names.get(node.name, node.name)
-        return self._without_docstring(node)
-
-    def visit_Module(self, node: ast.Module) -> ast.AST:
-        return self._without_docstring(node)
+        return self._with_a_body(node)
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
         node.name = self._names.get(node.name, node.name) if node.name else None
@@ -193,13 +235,31 @@ class _Renamed(ast.NodeTransformer):
     def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
         return ast.Nonlocal(names=[self._names.get(name, name) for name in node.names])
 
-    def _without_docstring(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) -> ast.AST:
+    def _with_a_body(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> ast.AST:
+        """Annotations without a value are gone by now, and may have been all there was."""
         self.generic_visit(node)
-        match node.body:
-            case [ast.Expr(value=ast.Constant(value=str())), *rest]:
-                node.body = rest or ([] if isinstance(node, ast.Module) else [ast.Pass()])
-            case []:
-                node.body = [] if isinstance(node, ast.Module) else [ast.Pass()]
-            case _:
-                pass
+        node.body = node.body or [ast.Pass()]
         return node
+
+
+def _alive(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Those of a block that do something and can be reached. (What stands behind a `return` can still make a function
+    a generator: then all of it stays.)"""
+    found: list[ast.stmt] = []
+    for number, one in enumerate(statements, 1):
+        match one:
+            case ast.Pass() | ast.Expr(value=ast.Constant()):
+                continue
+            case ast.Return() | ast.Raise() | ast.Break() | ast.Continue():
+                found.append(one)
+                rest = [node for later in statements[number:] for node in ast.walk(later)]
+                return found if not any(map(_counts_unreached, rest)) else [*found, *statements[number:]]
+            case _:
+                found.append(one)
+    return found
+
+
+def _counts_unreached(node: ast.AST) -> bool:
+    """Whether a statement changes its function without being reached: what it binds is local, what it yields makes a
+    generator."""
+    return isinstance(node, ast.Yield | ast.YieldFrom | ast.Await | ast.Global | ast.Nonlocal) or bool(_bound_by(node))

@@ -29,6 +29,8 @@ class TextCodec(Protocol):
 
 
 SPECIALS = ("<pad>", "<end>")
+MAX_PIECES, MAX_PIECE_BYTES = 1 << 16, 64
+"""Of a file's tokenizer: one pattern is made of all of them, as deep as the longest is long."""
 
 WORDS = (
     "def", "f(", "return", "for", "in", "if", "else", "elif", "while", "not", "and", "or", "True", "False", "None",
@@ -93,10 +95,16 @@ class ByteTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> ByteTokenizer:
-        raw = json.loads(text)
-        if raw.get("kind") != "bytes" or tuple(raw.get("specials", ())) != SPECIALS:
-            raise SpecError("not a tokenizer file of ours")
-        return cls(raw["pieces"])
+        try:
+            raw: Any = json.loads(text)
+            known = (raw["kind"], tuple(raw["specials"])) == ("bytes", SPECIALS)
+            pieces = cast("list[Any]", raw["pieces"])
+            sizes = [len(piece.encode()) for piece in pieces]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise SpecError("not a tokenizer file of ours") from None
+        if not known or len(sizes) > MAX_PIECES or max(sizes, default=0) > MAX_PIECE_BYTES:
+            raise SpecError("not a tokenizer file of ours, or one with too many or too long pieces")
+        return cls(pieces)
 
     def save(self, path: Path) -> None:
         path.write_text(self.to_json(), encoding="utf-8")

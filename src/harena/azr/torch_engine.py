@@ -120,6 +120,11 @@ class TorchEngine:
             prompts.append(ids)
         return prompts, [places[request.prompt] for request in requests]
 
+    def fits(self, prompt: str) -> bool:
+        """Whether the prompt may be asked. Short ones need not be counted: hardly a tokenizer makes more than one token
+        of a byte, and none several."""
+        return 4 * len(prompt.encode()) <= self._max_prompt or len(self.codec.encode(prompt)) <= self._max_prompt
+
     def _stops_for(self, texts: tuple[str, ...]) -> Stops:
         if texts not in self._stops:
             self._stops[texts] = Stops(self.codec, texts, vocab=self.model.config.vocab)

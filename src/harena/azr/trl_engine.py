@@ -30,7 +30,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from harena.azr import report, run, suite, trl_models, trl_writer
+from harena.azr import report, run, trl_models, trl_writer
 from harena.azr.config import Algorithm, Baseline, Config
 from harena.azr.engine import Completion, OnDone, Request, Rollout, Sampling, Update
 from harena.azr.evaluate import Evaluation
@@ -337,8 +337,8 @@ class _Session:
 
 
 def train(
-    folder: Path, config: Config, *, sinks: Sequence[Sink] = (), per_cell: int = suite.PER_CELL, resume: bool = False,
-    say: Say = silent, model: Any = None, tokenizer: Any = None,
+    folder: Path, config: Config, *, sinks: Sequence[Sink] = (), resume: bool = False, say: Say = silent,
+    model: Any = None, tokenizer: Any = None,
 ) -> Outcome | None:  # fmt: skip
     """As run.train; None in all processes but the first. `model` and `tokenizer`: transformers' objects, instead of
     what config.engine.model names."""
@@ -356,7 +356,7 @@ def train(
     with contextlib.ExitStack() as stack:
 
         def opened() -> str:
-            session.play = _opened(stack, folder, session, sinks=sinks, per_cell=per_cell, say=say)
+            session.play = _opened(stack, folder, session, sinks=sinks, say=say)
             return engine.checkpoint
 
         engine.checkpoint = ranks.shared(opened)
@@ -396,15 +396,17 @@ def _trainer(folder: Path, session: _Session, model: Any) -> Any:
 
 
 def _opened(
-    stack: contextlib.ExitStack, folder: Path, session: _Session, *, sinks: Sequence[Sink], per_cell: int, say: Say
+    stack: contextlib.ExitStack, folder: Path, session: _Session, *, sinks: Sequence[Sink], say: Say
 ) -> run.Run:
     """The loop with its files and boxes: where it stood, or a new one."""
     config, engine = session.config, session.engine
-    items = suite.tiny(per_cell=per_cell, inputs=config.prompt.inputs) if per_cell else []
+    held_back = run.held_out_programs(config)
+    verifier = stack.enter_context(run.HeldOutVerifier(config.executor.settings(), held_back))
     if not session.resumed:
         run.start(folder, config)
+    stack.enter_context(run.working_in(folder))
     log = stack.enter_context(Journal(folder, sinks=sinks))
-    verifier = stack.enter_context(run.HeldOutVerifier(config.executor.settings(), suite.digests(items)))
+    items = run.held_out_suite(config)
     play = run.Run(folder, config, engine, verifier, Trainer(engine, verifier, config), log, items, say)
     if session.resumed:
         play.resume()

@@ -3,12 +3,13 @@ outputs never enter one; nothing is right that was not compared on this side, by
 
 A proposal is valid when it parses, has one function at the top level, imports nothing that the lint forbids, takes
 arguments that are literals, and gives outputs that are literals and the same ones in four calls: two in each of two
-interpreters with other hash seeds and addresses; and where it may meet a set, in six more. The lint keeps honest models
-on the way; the wall is the box.
+interpreters with other hash seeds and addresses, another order of the calls and another limit on recursion; and where
+it may meet a set, in six more. The lint keeps honest models on the way; the wall is the box.
 
 deduction   the answer is a literal, compared here; nothing runs
 abduction   the answer is an argument list, read here; the task's own program is called with it, and its output
-            compared here
+            compared here. Where the program may meet a set, or do more than compute, it must give that output in both
+            interpreters: it was found to be the same every time for the task's own input only
 induction   the answer is a program: it is called with the hidden inputs, its outputs are compared here with the hidden
             ones. It can forge what it returns, but not without knowing what to return
 """
@@ -18,14 +19,16 @@ from __future__ import annotations
 import ast
 import enum
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+import symtable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import cast
 
 from harena.azr import literals
 from harena.azr.executor import BATCHES, Bounds, Executor, Job, Outcome, Status
-from harena.azr.literals import LiteralError
+from harena.azr.literals import LiteralError, Value
 from harena.azr.plain import is_plain, may_depend_on_hashes, nodes_of
 from harena.azr.tasks import ENTRY, MAX_PROGRAM_CHARS, Answer, InductionTask, Kind, Proposal, Task, Triplet
 
@@ -129,7 +132,7 @@ class Verifier:
                 else:
                     places.append(index)
                     jobs.append(job)
-            begun.append((places, jobs, self._executor.begin_twice(jobs)))
+            begun.append((places, jobs, self._executor.begin_twice(jobs, list(map(_backwards, jobs)))))
         for places, jobs, results in begun:
             for index, job, runs in zip(places, jobs, results(), strict=True):
                 found[index] = _validation(proposals[index], job, runs)
@@ -163,7 +166,22 @@ class Verifier:
         for outcome, places in zip(self._executor.run(list(jobs)), jobs.values(), strict=True):
             for index in places:
                 found[index] = _compared(outcome, expected_outputs(attempts[index].task))
+        self._confirm(attempts, found, jobs)
         return cast("list[Grade]", found)
+
+    def _confirm(
+        self, attempts: Sequence[Attempt], found: list[Grade | None], jobs: Mapping[Job, Sequence[int]]
+    ) -> None:
+        """A program that is the same every time for the task's own input may throw a coin for any other."""
+        doubtful = {
+            job: places
+            for job, places in jobs.items()
+            if any(_is_lucky(attempts[index].task, job, found[index]) for index in places)
+        }
+        for runs, places in zip(self._executor.run_twice(list(doubtful)), doubtful.values(), strict=True):
+            for index in places:
+                again = [_compared(outcome, expected_outputs(attempts[index].task)) for outcome in runs]
+                found[index] = next((one for one in again if not one.right), found[index])
 
     def submit_validate(self, proposals: Sequence[Proposal]) -> Future[list[Validation]]:
         return self._threads.submit(self.validate, list(proposals))
@@ -194,7 +212,7 @@ class Verifier:
         shown = tuple(map(literals.show_arguments, inputs))
         if not shown or not all(inputs):
             return Validation(verdict=Verdict.INPUT, detail="a task needs arguments")
-        if len(set(shown)) != len(shown):
+        if _is_repeated(inputs, shown):
             return Validation(verdict=Verdict.INPUT, detail="an input that is there twice tests nothing")
         # There and back: what depends on the calls before it gives itself away.
         return Job(program=checked.program, calls=(*shown, *reversed(shown)), plain=checked.plain)
@@ -213,27 +231,34 @@ class Verifier:
         return Job(program=task.program, calls=(given,), plain=_is_plain(task.program))
 
     def _induction(self, task: InductionTask, answer: Answer) -> Job | Grade:
+        if not task.hidden:
+            return Grade(right=False, verdict=Verdict.INPUT, detail="a task without hidden pairs has no right answer")
         checked = check_program(answer.text, self.settings.forbidden)
         if isinstance(checked, Validation):
             return Grade(right=False, verdict=checked.verdict, detail=checked.detail)
         return Job(program=checked.program, calls=tuple(given for given, _ in task.hidden), plain=checked.plain)
 
 
-@functools.lru_cache(maxsize=4096)
 def check_program(source: str, forbidden: frozenset[str] = FORBIDDEN) -> Checked | Validation:
     """What can be said of a program without running it; its one function gets the name f."""
-    if len(source) > MAX_PROGRAM_CHARS:
+    if len(source) > MAX_PROGRAM_CHARS:  # such a one is not remembered either
         return Validation(verdict=Verdict.SYNTAX, detail=f"longer than {MAX_PROGRAM_CHARS} characters")
+    return _check(source, forbidden)
+
+
+@functools.lru_cache(maxsize=4096)
+def _check(source: str, forbidden: frozenset[str]) -> Checked | Validation:
     try:
         tree = cast("ast.Module", literals.parse(source, max_chars=MAX_PROGRAM_CHARS))
         functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         if len(functions) != 1:
             return Validation(verdict=Verdict.FUNCTION, detail=f"{len(functions)} functions at the top level, not one")
         nodes = nodes_of(tree)
-        module = next((name for name in _imported(nodes, source) if name.partition(".")[0] in forbidden), None)
+        module = next((name for name in _imported(nodes, source) if _is_forbidden(name, forbidden)), None)
         if module is not None:
             return Validation(verdict=Verdict.FORBIDDEN, detail=f"imports {module[:80]}")
-        if "id" in source and _asks_for_addresses(nodes):
+        # Python reads letters of other widths as the plain ones, so only plain text shows which names it has.
+        if ("id" in source or not source.isascii()) and _asks_for_addresses(nodes, source):
             return Validation(verdict=Verdict.NONDETERMINISTIC, detail="id() is another on another machine")
         if functions[0] == ENTRY:
             return Checked(program=source, plain=is_plain(nodes), hashes=may_depend_on_hashes(nodes))
@@ -260,15 +285,38 @@ def _is_plain(program: str) -> bool:
         return False
 
 
-def _asks_for_addresses(nodes: Sequence[ast.AST]) -> bool:
+def _is_repeated(inputs: Sequence[tuple[Value, ...]], shown: Sequence[str]) -> bool:
+    """By value: dicts that differ in nothing but their order have two texts."""
+    if len(set(shown)) != len(shown):
+        return True
+    with_dicts = [given for given, text in zip(inputs, shown, strict=True) if "{" in text]
+    return any(literals.same(one, other) for one, other in itertools.combinations(with_dicts, 2))
+
+
+def _asks_for_addresses(nodes: Sequence[ast.AST], source: str) -> bool:
     """Whether the built-in id is used. Where the interpreter lies at a fixed place, as Debian's does, its own objects
     have one address in every process, and runs that agree show nothing."""
-    names = [node for node in nodes if isinstance(node, ast.Name) and node.id == "id"]
-    is_own = any(not isinstance(node.ctx, ast.Load) for node in names) or any(
-        (isinstance(node, ast.arg) and node.arg == "id") or (isinstance(node, ast.FunctionDef) and node.name == "id")
-        for node in nodes
+    if not any(isinstance(node, ast.Name) and node.id == "id" for node in nodes):
+        return False
+    try:
+        with literals.quiet():
+            tables = [symtable.symtable(source, "<task>", "exec")]
+    except SyntaxError:
+        return False  # it parses and does not compile: a box will say so
+    for table in tables:
+        tables += table.get_children()
+    found = [(table, table.lookup("id")) for table in tables if "id" in table.get_identifiers()]
+    is_own = any(
+        (symbol.is_assigned() or symbol.is_imported()) and (table is tables[0] or symbol.is_declared_global())
+        for table, symbol in found
     )
-    return bool(names) and not is_own
+    return not is_own and any(symbol.is_global() for _, symbol in found)
+
+
+def _is_forbidden(module: str, forbidden: frozenset[str]) -> bool:
+    """Where anything is forbidden, so is what lies beneath it: `_random`, `_io` and their like."""
+    root = module.partition(".")[0]
+    return root in forbidden or (bool(forbidden) and root.startswith("_") and root != "__future__")
 
 
 def _imported(nodes: Sequence[ast.AST], source: str) -> list[str]:
@@ -313,15 +361,31 @@ def _validation(proposal: Proposal, job: Job, runs: tuple[Outcome, Outcome]) -> 
     except LiteralError as error:
         return Validation(verdict=Verdict.TYPE, detail=str(error))
     first, second = (tuple(known[output] for output in run.outputs) for run in runs)
-    if first != second or first != first[::-1]:
-        return Validation(verdict=Verdict.NONDETERMINISTIC)
     count = len(job.calls) // 2
+    if first != second[count:] + second[:count] or first != first[::-1]:
+        return Validation(verdict=Verdict.NONDETERMINISTIC)
     pairs = tuple(zip(job.calls[:count], first[:count], strict=True))
     if proposal.kind is Kind.INDUCTION:
         return Validation(
             verdict=Verdict.OK, task=InductionTask(program=job.program, message=proposal.message, pairs=pairs)
         )
     return Validation(verdict=Verdict.OK, task=Triplet(program=job.program, input=pairs[0][0], output=pairs[0][1]))
+
+
+def _backwards(job: Job) -> Job:
+    """The same calls, those of the way back first: what depends on which input came first gives itself away."""
+    count = len(job.calls) // 2
+    if count == 1:
+        return job
+    return Job(program=job.program, calls=job.calls[count:] + job.calls[:count], plain=job.plain)
+
+
+def _is_lucky(task: Task, job: Job, grade: Grade | None) -> bool:
+    """Whether an answer may be right by chance: of a program that may throw a coin, for another input than the task's,
+    for which it was seen not to."""
+    if isinstance(task, InductionTask) or grade is None or not grade.right or job.calls == (task.input,):
+        return False
+    return not job.plain or _may_meet_sets(job)
 
 
 def _may_meet_sets(job: Job) -> bool:

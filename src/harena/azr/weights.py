@@ -24,7 +24,7 @@ from torch import Tensor
 from harena.azr import gguf
 from harena.azr.model import Model, ModelConfig, from_hf_state
 from harena.azr.tokenizer import ByteTokenizer, HfTokenizer, TextCodec
-from harena.errors import SpecError
+from harena.errors import HarenaError, SpecError
 
 SMALL = Path(__file__).parent / "data" / "small.safetensors"
 """The model that comes with Harena."""
@@ -40,22 +40,45 @@ def load(name: str, *, device: str = "cpu", dtype: str = "f32") -> tuple[Model, 
     if dtype not in DTYPES:
         raise SpecError(f"dtype {dtype!r}: there are {', '.join(DTYPES)}")
     path = SMALL if name == "default" else Path(name)
+    try:
+        model, state, codec = _read(path, name, DTYPES[dtype])
+    except (HarenaError, OSError, MemoryError):
+        raise
+    except Exception as error:  # readers of others' files raise what they like; that file is what is wrong
+        raise SpecError(f"{name}: not a model as it should be: {type(error).__name__}: {str(error)[:300]}") from error
+    model.to_empty(device=torch.device(device))
+    model.load_state_dict(state)
+    return model, codec
+
+
+def _read(path: Path, name: str, dtype: torch.dtype) -> tuple[Model, Mapping[str, Tensor], TextCodec]:
+    """A model without memory, what is to be in it, and its tokenizer; all three fit each other."""
     if path.suffix == ".safetensors":
         config, state, codec = _own(path)
     elif path.suffix == ".gguf":
-        config, state, codec = _gguf(path, DTYPES[dtype])
+        config, state, codec = _gguf(path, dtype)
+    elif path.is_file():
+        raise SpecError(f"{name}: a model is a .safetensors file of ours, a .gguf file, or a folder of transformers")
     else:
         config, state, codec = _folder(path if path.is_dir() else _downloaded(name))
-    return _model(config, state, torch.device(device), DTYPES[dtype]), codec
+    if codec.vocab > config.vocab or not all(0 <= end < config.vocab for end in codec.eos):
+        raise SpecError(f"{name}: the tokenizer has tokens that the model, with {config.vocab}, has not")
+    return _outline(config, state, dtype), state, codec
 
 
-def _model(config: ModelConfig, state: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Model:
+def _outline(config: ModelConfig, state: Mapping[str, Tensor], dtype: torch.dtype) -> Model:
+    """Nothing is made as large as a file says it is before the file was seen to have it."""
+    if config.layers > len(state):
+        raise SpecError(f"the weights do not fit the model: {len(state)} of them for {config.layers} layers")
     with torch.device("meta"):
         model = Model(config).to(dtype)
-    model.to_empty(device=device)
-    missing = model.load_state_dict(state, strict=False)
-    if missing.missing_keys or missing.unexpected_keys:
-        raise SpecError(f"the weights do not fit the model: {[*missing.missing_keys, *missing.unexpected_keys][:4]}")
+    wanted = model.state_dict()
+    missing = [*(wanted.keys() - state.keys()), *(state.keys() - wanted.keys())]
+    if missing:
+        raise SpecError(f"the weights do not fit the model: {sorted(missing)[:4]}")
+    for name, value in wanted.items():
+        if value.shape != state[name].shape:
+            raise SpecError(f"{name} is {tuple(state[name].shape)}, and should be {tuple(value.shape)}")
     return model
 
 
@@ -64,6 +87,7 @@ def _model(config: ModelConfig, state: Mapping[str, Tensor], device: torch.devic
 
 def save(path: Path, model: Model, codec: ByteTokenizer, *, form: str = "int8", note: str = "") -> None:
     """`form`: f32, bf16 or int8 (one scale a row; about one byte a weight)."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
@@ -80,7 +104,10 @@ def save(path: Path, model: Model, codec: ByteTokenizer, *, form: str = "int8", 
     about = {"config": model.config.to_dict(), "tokenizer": codec.to_json(), "note": note}
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    save_file(tensors, part, metadata={"harena": json.dumps(about)})
+    try:
+        save_file(tensors, part, metadata={"harena": json.dumps(about)})
+    except SafetensorError as error:  # a disk that is full, for one
+        raise SpecError(f"{path}: {error}") from None
     part.replace(path)
 
 
@@ -90,13 +117,16 @@ def note_of(path: Path) -> str:
 
 
 def _about(path: Path) -> dict[str, Any]:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         hint = ": make it with `harena azr pretrain`" if path == SMALL else ""
-        raise SpecError(f"no checkpoint at {path}{hint}")
-    with cast(Any, safe_open)(str(path), framework="pt") as file:
-        metadata = file.metadata() or {}
+        raise SpecError(f"no model at {path}{hint}")
+    try:
+        with cast(Any, safe_open)(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise SpecError(f"{path} is no safetensors file, or a damaged one: {error}") from None
     if "harena" not in metadata:
         raise SpecError(f"{path.name} is not a checkpoint of Harena's; give the folder of a transformers model instead")
     return cast(dict[str, Any], json.loads(metadata["harena"]))
@@ -107,6 +137,9 @@ def _own(path: Path) -> tuple[ModelConfig, dict[str, Tensor], TextCodec]:
 
     about = _about(path)
     raw = load_file(path)
+    for name, scale in raw.items():
+        if name.endswith(":scale") and scale.shape != raw[name.removesuffix(":scale")].shape[:1]:
+            raise SpecError(f"{name} is not one number for each row")
     state = {
         name: value.float() * raw[f"{name}:scale"][:, None] if f"{name}:scale" in raw else value
         for name, value in raw.items()
@@ -135,6 +168,7 @@ def _dequantised(
     file: gguf.GgufFile, sources: Mapping[str, gguf.Source], dtype: torch.dtype, pool: ThreadPoolExecutor
 ) -> dict[str, Tensor]:
     """Every tensor at the precision it will be used with: the float32 ones of a large model would not fit beside it."""
+    file.check({source.name for source in sources.values()})
     state = {name: torch.empty(file.entry(source.name).shape, dtype=dtype) for name, source in sources.items()}
 
     def piece(name: str, first: int, last: int) -> None:
