@@ -53,7 +53,7 @@ proto: setup ## make the executor's messages from proto/
 
 clean: ## remove all that was built
 	rm -rf .venv .venv-* build dist src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -f src/harena/backends/local/native/harena-box src/harena/backends/local/native/zygote.so
+	rm -f src/harena/backends/local/native/harena-box src/harena/backends/local/native/zygote.so src/harena/azr/native/*.so
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/.made:

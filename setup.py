@@ -1,4 +1,5 @@
-"""Builds the C part: `harena-box`, the launcher, and `zygote.so`, the serve loop. All else is in pyproject.toml.
+"""Builds the C part: `harena-box`, the launcher, `zygote.so`, the serve loop, and the kernels of `harena azr` for a
+processor, once for each kind of it. All else is in pyproject.toml.
 
 A machine without a working compiler still gets an install, with a warning; HARENA_REQUIRE_NATIVE=1 makes that an error.
 `python setup.py native` builds in place, when a source is newer, and needs neither pip nor setuptools.
@@ -7,48 +8,62 @@ A machine without a working compiler still gets an install, with a warning; HARE
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-NATIVE = Path("src/harena/backends/local/native")
 FLAGS = "-O2 -std=gnu11 -Wall -Wextra -Werror=implicit-function-declaration"
-OUTPUTS = ("harena-box", "zygote.so")
+KERNEL_FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fPIC -shared"
+X86 = {"avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4 -mprefer-vector-width=512"}
+PROCESSORS = {"plain": "", **(X86 if platform.machine() == "x86_64" else {})}
 
 
 class BuildFailed(Exception):
     """The reason, for whoever installs."""
 
 
-def build_native(into: Path) -> None:
-    inputs = [*(ROOT / NATIVE).glob("*.[ch]"), ROOT / "setup.py"]
-    newest = max(path.stat().st_mtime_ns for path in inputs)
-    outputs = [into / name for name in OUTPUTS]
+@dataclass(frozen=True)
+class Part:
+    folder: Path
+    outputs: tuple[str, ...]
+    compile: Callable[[list[Path], Path], None]
+    without: str
+    """What it means when it is missing."""
+
+    def sources(self) -> list[Path]:
+        return sorted((ROOT / self.folder).glob("*.[ch]"))
+
+
+def build_native(part: Part, into: Path) -> None:
+    newest = max(path.stat().st_mtime_ns for path in [*part.sources(), ROOT / "setup.py"])
+    outputs = [into / name for name in part.outputs]
     if all(path.exists() and path.stat().st_mtime_ns >= newest for path in outputs):
         return
     for path in outputs:  # one older than its sources would speak an older protocol
         path.unlink(missing_ok=True)
     try:
-        compile_native(into)
+        sources = [path for path in part.sources() if path.suffix == ".c"]
+        if not sources:
+            raise BuildFailed(f"no C sources in {part.folder}")
+        into.mkdir(parents=True, exist_ok=True)
+        part.compile(sources, into)
     except BuildFailed as failure:
         for path in outputs:
             path.unlink(missing_ok=True)
         if os.environ.get("HARENA_REQUIRE_NATIVE") == "1":
             sys.exit(f"error: the native part was not built: {failure}")
         print(
-            f"warning: the native part was not built: {failure}\n"
-            "warning: boxes need it, or the fallback launcher: pip install 'harena[bwrap]'; `harena doctor` says which",
+            f"warning: the native part was not built: {failure}\nwarning: {part.without}",
             file=sys.stderr,
         )
 
 
-def compile_native(into: Path) -> None:
-    sources = sorted((ROOT / NATIVE).glob("*.c"))
-    if not sources:
-        raise BuildFailed(f"no C sources in {NATIVE}")
-    into.mkdir(parents=True, exist_ok=True)
+def compile_boxes(sources: list[Path], into: Path) -> None:
     box = [path for path in sources if path.name != "zygote.c"]
     zygote = [path for path in sources if path.name != "box.c"]
     try:
@@ -59,12 +74,46 @@ def compile_native(into: Path) -> None:
     cc(zygote, into / "zygote.so", "-fPIC", "-shared")
 
 
-def cc(sources: list[Path], output: Path, *options: str) -> None:
+def compile_kernels(sources: list[Path], into: Path) -> None:
+    for name, flags in PROCESSORS.items():
+        options = shlex.split(f"{KERNEL_FLAGS} {flags}")
+        try:
+            cc(sources, into / f"kernels-{name}.so", *options, "-fopenmp", libraries=("-lm",))
+        except BuildFailed:  # not every compiler comes with OpenMP
+            cc(
+                sources,
+                into / f"kernels-{name}.so",
+                *options,
+                "-Wno-unknown-pragmas",
+                "-Wno-unused-parameter",
+                libraries=("-lm",),
+            )
+            print(f"note: no OpenMP: kernels-{name}.so runs in one thread", file=sys.stderr)
+
+
+PARTS = (
+    Part(
+        folder=Path("src/harena/backends/local/native"),
+        outputs=("harena-box", "zygote.so"),
+        compile=compile_boxes,
+        without="boxes need it, or the fallback launcher: pip install 'harena[bwrap]'; `harena doctor` says which",
+    ),
+    Part(
+        folder=Path("src/harena/azr/native"),
+        outputs=tuple(f"kernels-{name}.so" for name in PROCESSORS),
+        compile=compile_kernels,
+        without="`harena azr` is slower on processors without it",
+    ),
+)
+
+
+def cc(sources: list[Path], output: Path, *options: str, libraries: tuple[str, ...] = ()) -> None:
     # Linked beside and renamed: a box that runs the old file keeps it, and no half-written one is ever found.
     part = output.with_name(f".{output.name}.{os.getpid()}")
     compiler = shlex.split(os.environ.get("CC") or "cc")
     flags = shlex.split(FLAGS) + shlex.split(os.environ.get("CFLAGS", ""))
-    command = [*compiler, *flags, *options, "-o", str(part), *(str(path.relative_to(ROOT)) for path in sources)]
+    inputs = [str(path.relative_to(ROOT)) for path in sources]
+    command = [*compiler, *flags, *options, "-o", str(part), *inputs, *libraries]
     try:
         done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode != 0:
@@ -94,23 +143,24 @@ def setup() -> None:
         def finalize_options(self) -> None:
             self.set_undefined_options("build", ("build_lib", "build_lib"))
 
-        @property
-        def folder(self) -> Path:
+        def folder(self, part: Part) -> Path:
             if self.editable_mode or self.build_lib is None:
-                return ROOT / NATIVE
-            return ROOT / self.build_lib / NATIVE.relative_to("src")
+                return ROOT / part.folder
+            return ROOT / self.build_lib / part.folder.relative_to("src")
 
         def run(self) -> None:
-            build_native(self.folder)
+            for part in PARTS:
+                build_native(part, self.folder(part))
 
         def get_outputs(self) -> list[str]:
-            return [str(path) for name in OUTPUTS if (path := self.folder / name).exists()]
+            paths = [self.folder(part) / name for part in PARTS for name in part.outputs]
+            return [str(path) for path in paths if path.exists()]
 
         def get_output_mapping(self) -> dict[str, str]:
             return {}
 
         def get_source_files(self) -> list[str]:
-            return sorted(str(path.relative_to(ROOT)) for path in (ROOT / NATIVE).glob("*.[ch]"))
+            return [str(path.relative_to(ROOT)) for part in PARTS for path in part.sources()]
 
     class PlatformWheel(bdist_wheel):
         """For one platform, for any Python: nothing in it links to CPython."""
@@ -131,6 +181,7 @@ def setup() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["native"]:
-        build_native(ROOT / NATIVE)
+        for part in PARTS:
+            build_native(part, ROOT / part.folder)
     else:
         setup()

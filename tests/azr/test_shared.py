@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
-from harena.azr import decode  # noqa: E402
+from harena.azr import decode, kernels  # noqa: E402
 from harena.azr.engine import Completion, Request, Sampling  # noqa: E402
 from harena.azr.model import Model, ModelConfig  # noqa: E402
 from harena.azr.seats import Job, is_worth_sharing  # noqa: E402
@@ -48,6 +48,7 @@ def generate(rows: int, sampling: Sampling, monkeypatch: pytest.MonkeyPatch, *, 
         steps += 1
         return step(*arguments)
 
+    monkeypatch.setattr(kernels, "library", lambda: None)
     monkeypatch.setattr(SharedPrompts, "step", counted)
     monkeypatch.setattr(decode, "is_worth_sharing", lambda prompts, jobs: shared)
     done = [one for group in engine(rows).generate(REQUESTS, sampling) for one in group]

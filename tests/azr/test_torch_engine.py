@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
-from harena.azr import decode, engines, flash, torch_engine  # noqa: E402
+from harena.azr import decode, engines, flash, kernels, torch_engine  # noqa: E402
 from harena.azr.config import EngineConfig  # noqa: E402
 from harena.azr.engine import Completion, Request, Rollout, Sampling, Update  # noqa: E402
 from harena.azr.learner import LearnSettings, token_stats  # noqa: E402
@@ -328,6 +328,7 @@ def test_the_sizes_that_graphs_are_recorded_for_change_no_token(monkeypatch: pyt
     made = engine(rows=16, check_every=5)
     decoder = made.decoder
     monkeypatch.setattr(decoder, "is_cuda", True)
+    monkeypatch.setattr(kernels, "is_there", lambda: False)  # as on CUDA
     monkeypatch.setattr(decoder, "_use_graphs", True)
     monkeypatch.setattr(decoder, "_seed", lambda seed: None)
     monkeypatch.setattr(decoder, "_record", lambda *key: Replayed(decoder._step, *key))
@@ -344,6 +345,7 @@ def test_a_graph_that_cannot_be_recorded_is_done_without(monkeypatch: pytest.Mon
     def refuse(*key: Any) -> Any:
         raise RuntimeError("no capture here")
 
+    monkeypatch.setattr(kernels, "is_there", lambda: False)  # as on CUDA
     monkeypatch.setattr(decoder, "_use_graphs", True)
     monkeypatch.setattr(decoder, "_record", refuse)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -369,6 +371,7 @@ def test_the_pool_of_dropped_graphs_is_not_used_again(monkeypatch: pytest.Monkey
         monkeypatch.setattr(decoder, "_pool", object())
         return Replayed(*key)
 
+    monkeypatch.setattr(kernels, "is_there", lambda: False)  # as on CUDA
     monkeypatch.setattr(decoder, "_use_graphs", True)
     monkeypatch.setattr(decoder, "_record", record)
     made.generate(requests(n=2), Sampling(seed=3))

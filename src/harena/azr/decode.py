@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harena.azr import flash, lean
+from harena.azr import flash, kernels, lean
+from harena.azr.fused import FusedRows
 from harena.azr.model import Cache, Model, RowKernels, project, rest
-from harena.azr.seats import Job, Seats, SharedSeats, is_worth_sharing, row_bucket, up
+from harena.azr.seats import FusedSeats, Job, Seats, SharedSeats, is_worth_sharing, row_bucket, up
 from harena.azr.shared import SharedPrompts
 from harena.azr.stops import Stops
 from harena.errors import SpecError
@@ -75,6 +76,10 @@ class _State:
         self.entropy = zeros(rows, dtype=torch.float32)
         self.ends = zeros(vocab, dtype=torch.bool)
         self.heat = torch.ones((), device=device)
+
+    def described(self) -> kernels.State:
+        parts = (self.ids, self.at, self.count, self.limit, self.out, self.logprobs, self.entropy, self.live, self.ends)
+        return kernels.State(*(part.data_ptr() for part in parts), self.out.shape[1])
 
     def by_row(self) -> tuple[Tensor, ...]:
         return self.ids, self.at, self.count, self.limit, self.live, self.out, self.logprobs, self.entropy
@@ -144,6 +149,7 @@ class Decoder:
         self._views: dict[tuple[int, int], Cache] = {}
         self._graphs: dict[tuple[int, int, float, bool], Any] = {}
         self._generator: torch.Generator | None = None
+        self._fused: FusedRows | None = None
         self._pool: Any = None
         """Memory that all graphs share: they run one after the other, and keep nothing of their own."""
 
@@ -165,18 +171,25 @@ class Decoder:
             return
         need = max(len(prompts[job.prompt]) + job.limit for job in waiting)
         rows = min(self.settings.rows, row_bucket(len(waiting), self.settings.rows, self.is_cuda))
-        self._reserve(rows, need, max(job.limit for job in waiting))
+        width = max(job.limit for job in waiting)
+        call = (self, prompts, waiting, sampler, stops, rows, on_done)
+        if self.model.is_lean() and kernels.is_there() and sampler.top_p >= 1:
+            self._reserve_state(rows, width)
+            self._seed(seed)
+            self._fused = self._fused or FusedRows(self.model)
+            FusedSeats(self._fused, *call).go()
+            return
+        self._reserve(rows, need, width)
         self._seed(seed)
         shared = self.model.is_lean() and is_worth_sharing(prompts, waiting)
-        (SharedSeats if shared else Seats)(self, prompts, waiting, sampler, stops, rows, on_done).go()
+        (SharedSeats if shared else Seats)(*call).go()
 
     def _reserve(self, rows: int, places: int, width: int) -> None:
         """Room for a call. Grows only; what a graph has recorded is dropped with the memory it points to."""
         settings = self.settings
         rows = max(rows, settings.rows if self.is_cuda else rows)
         places = max(up(places + settings.check_every, PLACES_STEP), settings.max_places)
-        width = up(width, 64)
-        state, cache = self._state, self._cache
+        cache = self._cache
         if cache is None or cache.rows < rows or cache.places < places:
             self._drop_graphs()
             self._views.clear()
@@ -184,10 +197,15 @@ class Decoder:
                 rows, places = max(rows, cache.rows), max(places, cache.places)
             self._cache = cache = None  # the old one goes before the new one comes
             self._cache = Cache(self.model.config, rows=rows, places=places, device=self.device, dtype=self.model.dtype)
+        self._reserve_state(max(rows, self.cache.rows), width)
+
+    def _reserve_state(self, rows: int, width: int) -> None:
+        state, width = self._state, up(width, 64)
         if state is None or state.ids.shape[0] < rows or state.out.shape[1] < width:
             self._drop_graphs()
-            width = width if state is None else max(width, state.out.shape[1])
-            self._state = _State(self._cache.rows if self._cache else rows, width, self.model.config.vocab, self.device)
+            if state is not None:
+                rows, width = max(rows, state.ids.shape[0]), max(width, state.out.shape[1])
+            self._state = _State(rows, width, self.model.config.vocab, self.device)
 
     def _seed(self, seed: int) -> None:
         if self.is_cuda:
@@ -231,6 +249,13 @@ class Decoder:
         s = self.state
         place = s.count[:rows].clamp(max=places - 1)
         self._take(prompts.step(s.ids[:rows], s.at[:rows], place, self._view(rows, places)), rows, sampler)
+
+    def step_fused(self, rows: Tensor, sampler: Sampler, fused: FusedRows) -> Tensor:
+        """One token for each of `rows`; returns those that live on."""
+        s = self.state
+        logits = fused.step(rows, s.ids, s.at, s.count)
+        marks = None if sampler.greedy else torch.rand(len(rows), generator=self._generator, dtype=torch.float64)
+        return rows[: kernels.sample(logits, sampler.temperature, marks, rows, s.described())]
 
     def _take(self, logits: Tensor, rows: int, sampler: Sampler) -> None:
         """Samples, and notes what the rows that live have written."""

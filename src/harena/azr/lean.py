@@ -38,6 +38,19 @@ def attend(qkv: Tensor, cos: Tensor, sin: Tensor, shape: Shape) -> Tensor:
     return cast(Tensor, _Attend.apply(qkv, cos, sin, shape))
 
 
+class Sequences:
+    """All of one length, that of `cos` and `sin`: the kernels of a layer that learns from them."""
+
+    norm = staticmethod(norm)
+    gated = staticmethod(gated)
+
+    def __init__(self, cos: Tensor, sin: Tensor, shape: Shape) -> None:
+        self._of = cos, sin, shape
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        return attend(qkv, *self._of)
+
+
 class _Norm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:

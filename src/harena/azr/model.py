@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import checkpoint
 
-from harena.azr import lean
+from harena.azr import kernels, lean
 from harena.errors import SpecError
 
 
@@ -227,16 +227,16 @@ class Layer(nn.Module):
         mixed = F.scaled_dot_product_attention(q, wide_k, wide_v, is_causal=True)
         return self.rest(x, mixed.transpose(1, 2).flatten(-2)), k, v
 
-    def learn(self, x: Tensor, cos: Tensor, sin: Tensor, at: Tensor | None) -> Tensor:
-        """As `forward`, on a processor: x is tokens × width, of sequences of one length. With `at`, only those tokens
-        go on from attention."""
+    def learn(self, x: Tensor, how: lean.Sequences | kernels.Sequences, at: Tensor | None) -> Tensor:
+        """As `forward`, on a processor: x is tokens × width, of the sequences that `how` knows. With `at`, only those
+        tokens go on from attention."""
         eps = self.config.norm_eps
-        qkv = F.linear(lean.norm(x, self.before.weight, eps), self.qkv.weight, self.qkv.bias)
-        mixed = lean.attend(qkv, cos, sin, self.shape)
+        qkv = F.linear(how.norm(x, self.before.weight, eps), self.qkv.weight, self.qkv.bias)
+        mixed = how.attend(qkv)
         if at is not None:
             x, mixed = x.index_select(0, at), mixed.index_select(0, at)
         x = torch.addmm(x, mixed, self.out.weight.t())
-        opened = lean.gated(F.linear(lean.norm(x, self.between.weight, eps), self.gate_up.weight))
+        opened = how.gated(F.linear(how.norm(x, self.between.weight, eps), self.gate_up.weight))
         return torch.addmm(x, opened, self.down.weight.t())
 
     def read(self, x: Tensor, cos: Tensor, sin: Tensor, *, is_last: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -320,13 +320,23 @@ class Model(nn.Module):
         """What `hidden` has at places (rows[i], places[i]): the last layer computes little more than those."""
         if save_memory or not self.is_lean():
             return self.hidden(ids, save_memory=save_memory)[rows, places]
-        x, cos, sin = self._begin(ids)
-        x = x.flatten(0, 1)
+        ids, how, at = self._packed(ids, rows, places) if kernels.is_there() else self._padded(ids, rows, places)
+        x = F.embedding(ids, self.embed.weight)
         *first, last = self.stack()
         for layer in first:
-            x = layer.learn(x, cos, sin, None)
-        x = last.learn(x, cos, sin, rows * ids.shape[1] + places)
-        return lean.norm(x, self.norm.weight, self.norm.eps)
+            x = layer.learn(x, how, None)
+        return how.norm(last.learn(x, how, at), self.norm.weight, self.norm.eps)
+
+    def _packed(self, ids: Tensor, rows: Tensor, places: Tensor) -> tuple[Tensor, kernels.Sequences, Tensor]:
+        """Tokens one after the other, of each row those up to the last place asked for; and where these places are."""
+        lengths = torch.zeros(ids.shape[0], dtype=torch.long).scatter_reduce_(0, rows, places + 1, "amax")
+        cos, sin = self.rotary(torch.arange(ids.shape[1]))
+        how = kernels.Sequences(lengths.tolist(), cos, sin, self.stack()[0].shape)
+        return ids[torch.arange(ids.shape[1]) < lengths[:, None]], how, how.starts[rows] + places
+
+    def _padded(self, ids: Tensor, rows: Tensor, places: Tensor) -> tuple[Tensor, lean.Sequences, Tensor]:
+        cos, sin = self.rotary(torch.arange(ids.shape[1]))
+        return ids.flatten(), lean.Sequences(cos, sin, self.stack()[0].shape), rows * ids.shape[1] + places
 
     def prefill(self, ids: Tensor, cache: Cache, *, sources: Tensor, rows: Tensor) -> None:
         """Computes keys and values of right-padded prompts; row `rows[i]` of the cache gets prompt `sources[i]`."""

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harena.azr.fused import FusedRows
 from harena.azr.shared import SharedPrompts
 from harena.azr.stops import Stops
 
@@ -111,15 +112,8 @@ class Seats:
         rows = [free.pop(0) for _ in jobs]
         device, s = self.d.device, self.d.state
         prompts = [self.prompts[prompt] for prompt in taken]
-        # All but the last token: that one is the input of the first step, whose sample is then like any other.
-        width = max(len(prompt) for prompt in prompts) - 1
+        self._prefill(prompts, [source for source, _ in jobs], rows)
         index = torch.tensor(rows, device=device)
-        if width:
-            width = up(width, 16) if self.d.is_cuda else width
-            padded = np.zeros((len(prompts), width), dtype=np.int64)
-            for n, prompt in enumerate(prompts):
-                padded[n, : len(prompt) - 1] = prompt[:-1]
-            self._read(torch.from_numpy(padded).to(device), prompts, [source for source, _ in jobs], rows)
         lengths = [len(prompts[source]) for source, _ in jobs]
         s.ids[index] = torch.tensor([prompts[source][-1] for source, _ in jobs], device=device)
         s.at[index] = torch.tensor([length - 1 for length in lengths], device=device)
@@ -130,6 +124,16 @@ class Seats:
         for row, length, (_, job) in zip(rows, lengths, jobs, strict=True):
             self.seats[row] = job
             self.places[row] = length - 1
+
+    def _prefill(self, prompts: Sequence[Sequence[int]], sources: list[int], rows: list[int]) -> None:
+        """All but the last token: that one is the input of the first step, whose sample is then like any other."""
+        width = max(len(prompt) for prompt in prompts) - 1
+        if width:
+            width = up(width, 16) if self.d.is_cuda else width
+            padded = np.zeros((len(prompts), width), dtype=np.int64)
+            for n, prompt in enumerate(prompts):
+                padded[n, : len(prompt) - 1] = prompt[:-1]
+            self._read(torch.from_numpy(padded).to(self.d.device), prompts, sources, rows)
 
     def _read(self, ids: Tensor, prompts: Sequence[Sequence[int]], sources: list[int], rows: list[int]) -> None:
         """Prompts, padded and without their last token; row rows[i] goes on from prompt sources[i]."""
@@ -236,6 +240,37 @@ class SharedSeats(Seats):
         self.d.cache.move(a, b, self.d.state.out.shape[1])
         for old, new in zip(source, target, strict=True):
             self.slots[new] = self.slots[old]
+
+
+class FusedSeats(Seats):
+    """On a processor, with our own kernels: rows that have ended cost nothing, so the batch need not shrink."""
+
+    def __init__(self, fused: FusedRows, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.fused = fused
+        limit = max(job.limit for job in self.waiting)
+        fused.reserve(rows=self.rows, prompt_places=max(map(len, self.prompts)), own_places=limit)
+        self.slots = [0] * self.rows
+        """For each row the slot of its prompt."""
+
+    def _advance(self, steps: int) -> None:
+        rows = self.fused.in_order(torch.tensor([row for row, job in enumerate(self.seats) if job]))
+        for _ in range(steps):
+            rows = self.d.step_fused(rows, self.sampler, self.fused)
+            if not len(rows):
+                return
+
+    def _prefill(self, prompts: Sequence[Sequence[int]], sources: list[int], rows: list[int]) -> None:
+        taken = {slot for slot, job in zip(self.slots, self.seats, strict=True) if job}
+        free = (slot for slot in range(self.rows) if slot not in taken)
+        slots = [next(free) for _ in prompts]
+        self.fused.read([prompt[:-1] for prompt in prompts], slots)
+        for source, row in zip(sources, rows, strict=True):
+            self.slots[row] = slots[source]
+        self.fused.seat(rows, [self.slots[row] for row in rows])
+
+    def _shrink(self) -> None:
+        pass
 
 
 def is_worth_sharing(prompts: Sequence[Sequence[int]], jobs: Sequence[Job]) -> bool:
