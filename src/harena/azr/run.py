@@ -249,14 +249,7 @@ class Run:
             model=self.config.engine.model, python=platform.python_version(), config=settings,
         )  # fmt: skip
         self.trainer.buffers.keep_in(self.folder / BUFFERS)
-        seeding = Seeding()
-
-        def told(rounds: int, sizes: Mapping[Kind, int], proposed: Sequence[Proposed]) -> None:
-            seeding.add(proposed)
-            self.say(f"seeding, round {rounds}: {_sizes(sizes)}")
-
-        self.trainer.seed(told)
-        self.log.write("seed", proposals=seeding.proposals, valid=seeding.valid, invalid=seeding.invalid)
+        seeding = _seeded(self.trainer, self.log, lambda text: self.say(f"seeding, {text}"))
         wanted = self.config.batch * self.config.seed_factor
         if any(len(self.trainer.buffers[kind]) < wanted for kind in self.config.kinds):
             self.say(f"fewer than {wanted} tasks of a kind to begin with{seeding.mostly()}")
@@ -396,7 +389,6 @@ class Collected:
 
 def propose(folder: Path, config: Config, generator: Generator, *, say: Say = silent) -> Collected:
     """Fills the buffers of a new folder with valid proposals and learns nothing: any generator will do."""
-    seeding = Seeding()
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(HeldOutVerifier(config.executor.settings(), held_out_programs(config)))
         start(folder, config)
@@ -406,18 +398,21 @@ def propose(folder: Path, config: Config, generator: Generator, *, say: Say = si
         trainer = Trainer(cast("Engine", generator), verifier, config)
         log.write("propose", engine=config.engine.name, model=config.engine.model, config=configs.as_dict(config))
         trainer.buffers.keep_in(folder / BUFFERS)
-
-        def told(rounds: int, sizes: Mapping[Kind, int], proposed: Sequence[Proposed]) -> None:
-            seeding.add(proposed)
-            say(f"round {rounds}: {_sizes(sizes)}")
-
-        trainer.seed(told)
-        log.write("seed", proposals=seeding.proposals, valid=seeding.valid, invalid=seeding.invalid)
+        seeding = _seeded(trainer, log, say)
         return Collected(tasks={kind: len(trainer.buffers[kind]) for kind in config.kinds}, seeding=seeding)
 
 
-def _sizes(sizes: Mapping[Kind, int]) -> str:
-    return ", ".join(f"{size} {kind}" for kind, size in sizes.items())
+def _seeded(trainer: Trainer, log: Journal, say: Say) -> Seeding:
+    """Fills the buffers, says so round by round, and writes down what became of the proposals."""
+    seeding = Seeding()
+
+    def told(rounds: int, sizes: Mapping[Kind, int], proposed: Sequence[Proposed]) -> None:
+        seeding.add(proposed)
+        say(f"round {rounds}: " + ", ".join(f"{size} {kind}" for kind, size in sizes.items()))
+
+    trainer.seed(told)
+    log.write("seed", proposals=seeding.proposals, valid=seeding.valid, invalid=seeding.invalid)
+    return seeding
 
 
 def trained(folder: Path) -> tuple[Config, Mapping[str, Any]]:
