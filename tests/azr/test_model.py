@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -91,6 +92,13 @@ def test_what_would_be_computed_differently_is_refused() -> None:
     ):
         with pytest.raises(SpecError):
             m.ModelConfig.from_hf({**base, **change})
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1_000_000, 1), (4, 0), (0, 0), (-4, -2), (2, 4)])
+def test_heads_that_no_model_has_are_refused(heads: int, kv_heads: int) -> None:
+    """A small file may claim a million of them, which would take a thread's stack."""
+    with pytest.raises(SpecError, match="heads"):
+        dataclasses.replace(SMALL, heads=heads, kv_heads=kv_heads)
 
 
 def test_missing_weights_are_named() -> None:

@@ -23,6 +23,9 @@ from torch.utils import checkpoint
 from harena.azr import kernels, lean
 from harena.errors import SpecError
 
+MAX_HEADS = 4_096
+"""Far above any model. What a file claims goes to our kernels, which keep a few numbers a head on a thread's stack."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -42,6 +45,8 @@ class ModelConfig:
     """The output layer is the embedding."""
 
     def __post_init__(self) -> None:
+        if not 1 <= self.kv_heads <= self.heads <= MAX_HEADS:
+            raise SpecError(f"{self.heads} heads and {self.kv_heads} key-value heads: there are 1 to {MAX_HEADS}")
         if self.heads % self.kv_heads:
             raise SpecError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
         if self.head_dim % 2:
