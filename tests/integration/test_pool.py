@@ -96,10 +96,12 @@ def test_limit_that_one_program_met_and_survived_is_not_the_next_ones(pool: Sand
 
 
 def test_fork_bombs_do_not_colour_the_verdicts_of_their_neighbours(pool: SandboxPool) -> None:
+    """The wall clock leaves a bomb that other work keeps from the processor enough time to reach its limit: one that
+    has not reached it at the deadline is rightly TIME."""
     bomb, sleeper = "import os\nwhile True: os.fork()", "import os; os.read(os.pipe()[0], 1)"
-    results = pool.map([bomb, sleeper] * 40, limits=Limits(wall_s=0.25, memory_mb=64, processes=16))
-    assert Counter(result.verdict for result in results[::2]) == {Verdict.PROCESSES: 40}
-    assert Counter(result.verdict for result in results[1::2]) == {Verdict.TIME: 40}
+    results = pool.map([bomb, sleeper] * 12, limits=Limits(wall_s=1.5, memory_mb=64, processes=16))
+    assert Counter(result.verdict for result in results[::2]) == {Verdict.PROCESSES: 12}
+    assert Counter(result.verdict for result in results[1::2]) == {Verdict.TIME: 12}
 
 
 @both
