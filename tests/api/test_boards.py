@@ -140,7 +140,9 @@ def test_an_ended_season_keeps_its_board_and_reveals_its_secret(client, arena, h
         "/v1/submissions", files={"file": ("agent.py", b"def act(o): return 0")}, data={"env_id": env_id}
     )
     assert (frozen.status_code, frozen.json()["code"]) == (409, "conflict")
-    ended = client.post(f"{path}/end", headers=bearer(host)).json()
+    refused = client.post(f"{path}/end", headers=bearer(host))
+    assert (refused.status_code, "finals" in refused.json()["detail"]) == (409, True)
+    ended = client.post(f"{path}/end", headers=bearer(host), json={"without_finals": True}).json()
     assert len(bytes.fromhex(ended["secret"])) == 32
     assert ended["commitment"] == season["commitment"]
     old = board(client, env_id=env_id, season=season["id"])

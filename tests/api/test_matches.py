@@ -252,14 +252,26 @@ def test_answers_are_as_the_document_says(playing, players):
 def test_the_end_of_a_season_reveals_its_replays_and_their_seeds(playing, players):
     tokens, _ = players
     env_id = "FrozenLake-v1"
-    playing.arena.put_environment(env_id, settings={"episodes": 3})
+    playing.arena.put_environment(env_id, settings={"episodes": 3, "final_episodes": 4})
     with playing.client(**bearer(tokens["host"])) as client:
         submission_id = submitted(client, tokens["ann"], env_id=env_id)
         path = f"/v1/submissions/{submission_id}"
         done = until(lambda: client.get(path).json(), lambda one: one["state"] not in ("queued", "running"))
-        assert len(done["evaluation"]["returns"]) == 3
+        assert done["evaluation"]["hidden"]
         assert client.get(f"{path}/replays").json()["code"] == "season_runs"
-        season = client.post(f"/v1/seasons/{done['season_id']}/end").json()
+        of_season = f"/v1/seasons/{done['season_id']}"
+        assert client.post(f"{of_season}/end").status_code == 409
+        client.post(f"{of_season}/freeze", json={"frozen": True})
+        assert client.post(f"{of_season}/finalists", json={}).json()["finals"]["total"] == 1
+        until(lambda: client.get(of_season).json(), lambda one: one["finals"]["done"] == 1)
+        assert client.get(path).json()["final_result"] is None
+        season = client.post(f"{of_season}/end").json()
+        over = client.get(path).json()
+        assert (len(over["evaluation"]["returns"]), len(over["final_result"]["returns"])) == (3, 4)
+        assert shapes.Submission.model_validate(over).model_dump(exclude_unset=True) == over
+        (line,) = client.get("/v1/boards", params={"env_id": env_id, "season": season["id"]}).json()["entries"]
+        assert (line["final"], line["score"]) == (True, over["final_result"]["score"])
+        assert evaluate.commitment(bytes.fromhex(season["final_secret"])) == season["final_commitment"]
         listed = client.get(f"{path}/replays").json()["replays"]
         assert "first" in listed[0]["roles"]
         hidden = evaluate.seeds(bytes.fromhex(season["secret"]), env_id, 3)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -11,9 +13,9 @@ from entries import ENV, submit
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from harena.arena import database, models
+from harena.arena import database, draws, models
 from harena.arena.jobs import Queue
-from harena.arena.models import State, StoreError
+from harena.arena.models import EnvironmentKind, State, StoreError
 from harena.arena.store import Store
 from harena.errors import SpecError
 
@@ -120,23 +122,29 @@ def test_processes_may_open_a_new_database_at_once(url):
     assert [opener.communicate(timeout=60)[1] for opener in openers] == ["", "", ""]
 
 
+VERSIONS = "SELECT version FROM schema_version ORDER BY version"
+
+
 def test_an_old_database_is_brought_up_to_date_and_a_newer_one_refused(url, monkeypatch):
     Store(url).close()
+    known = models.SCHEMA_VERSION
     with monkeypatch.context() as newer:
-        newer.setattr(models, "SCHEMA_VERSION", 3)
+        newer.setattr(models, "SCHEMA_VERSION", known + 2)
         newer.setitem(
-            database.MIGRATIONS, 2, lambda connection: connection.exec_driver_sql("CREATE TABLE two (x INTEGER)")
+            database.MIGRATIONS,
+            known + 1,
+            lambda connection: connection.exec_driver_sql("CREATE TABLE two (x INTEGER)"),
         )
         newer.setitem(
             database.MIGRATIONS,
-            3,
+            known + 2,
             lambda connection: connection.exec_driver_sql("ALTER TABLE two ADD COLUMN y INTEGER"),
         )
         for _ in range(2):
             store = Store(url)
             with store.read() as connection:
                 assert connection.exec_driver_sql("SELECT x, y FROM two").all() == []
-                assert connection.exec_driver_sql("SELECT version FROM schema_version").scalars().all() == [1, 2, 3]
+                assert connection.exec_driver_sql(VERSIONS).scalars().all() == [known, known + 1, known + 2]
             store.close()
     with pytest.raises(StoreError, match="update Harena"):
         Store(url)
@@ -150,13 +158,58 @@ def test_a_migration_that_fails_changes_nothing(url, monkeypatch):
         raise ZeroDivisionError
 
     with monkeypatch.context() as newer:
-        newer.setattr(models, "SCHEMA_VERSION", 2)
-        newer.setitem(database.MIGRATIONS, 2, broken)
+        newer.setattr(models, "SCHEMA_VERSION", models.SCHEMA_VERSION + 1)
+        newer.setitem(database.MIGRATIONS, models.SCHEMA_VERSION, broken)
         with pytest.raises(ZeroDivisionError):
             Store(url)
     store = Store(url)
     with store.read() as connection:
         assert not sa.inspect(connection).has_table("two")
+    store.close()
+
+
+def test_a_folder_of_the_first_schema_opens_with_all_that_it_held(tmp_path):
+    """The dump was written by the last version that had it."""
+    with sqlite3.connect(tmp_path / "arena.db") as connection:
+        connection.executescript((Path(__file__).parent / "data" / "schema-1.sql").read_text())
+    store = Store(f"sqlite:///{tmp_path}/arena.db")
+    ended, live = store.seasons(ENV)[::-1]
+    assert (ended.ended_at is not None, live.ended_at) == (True, None)
+    assert store.season_secret(live.id) == bytes(range(32, 64))
+    assert store.final_secret(ended.id) is None
+    second = store.final_secret(live.id)
+    assert second is not None
+    assert len(second) == 32
+    (entry,) = store.leaderboard(ENV)
+    assert (entry.owner, entry.score, entry.low, entry.high) == ("ann", 20.0, 10.0, 30.0)
+    assert store.evaluations_of(entry.submission_id)[0].metrics["returns"] == [10.0, 20.0, 30.0]
+    assert submit(store, "bob").version == 2
+    assert draws.tries(store, live.id, [store.owner("ann").id]) == {store.owner("ann").id: 1}
+    store.close()
+    again = Store(f"sqlite:///{tmp_path}/arena.db")
+    assert again.final_secret(live.id) == second
+    again.close()
+
+
+def test_the_second_schema_is_made_from_the_first_on_every_database(url):
+    store = Store(url)
+    store.put_environment(ENV, EnvironmentKind.VERIFIED)
+    season = store.start_season(ENV, "season 1")
+    with store.begin() as connection:
+        for statement in (
+            "DROP TABLE draws", "DROP TABLE practices", "DROP TABLE finalists",
+            "ALTER TABLE seasons DROP COLUMN final_secret", "ALTER TABLE standings DROP COLUMN final",
+            "UPDATE schema_version SET version = 1",
+        ):  # fmt: skip
+            connection.exec_driver_sql(statement)
+    store.close()
+    store = Store(url)
+    with store.read() as connection:
+        assert connection.exec_driver_sql(VERSIONS).scalars().all()[:2] == [1, 2]
+        made = {table.name: {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+                for table in models.metadata.sorted_tables}  # fmt: skip
+    assert made == {table.name: {column.name for column in table.c} for table in models.metadata.sorted_tables}
+    assert len(store.final_secret(season.id) or b"") == 32
     store.close()
 
 

@@ -19,10 +19,14 @@ from harena.arena.evaluate import (
     EvaluationVoid,
     Status,
     commitment,
+    dice_seed,
     evaluate,
     iqm,
     new_secret,
     picks,
+    practice,
+    practice_seeds,
+    published,
     seeds,
 )
 from harena.errors import Retry, SpecError
@@ -31,6 +35,7 @@ from harena.match.play import Rack, agent_seed
 from harena.match.replay import Replay
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatStatus
 from harena.match.runner import Runner
+from harena.statistics import Interval
 
 ENV = "CartPole-v1"
 SECRET = bytes(range(32))
@@ -82,23 +87,17 @@ def by_hand(source: str, numbers: list[int]) -> list[float]:
 
 
 class Counting:
-    """A rack that counts how the games were played."""
+    """Counts the games that are played."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.alone: list[MatchSpec] = []
-        self.together = 0
-        play, lockstep = module.play, module.lockstep.evaluate
+        self.games: list[MatchSpec] = []
+        play = module.play
 
         def counted(spec: MatchSpec, **options: Any) -> MatchResult:
-            self.alone.append(spec)
+            self.games.append(spec)
             return play(spec, **options)
 
-        def batched(*args: Any, **options: Any) -> list[MatchResult]:
-            self.together += 1
-            return lockstep(*args, **options)
-
         monkeypatch.setattr(module, "play", counted)
-        monkeypatch.setattr(module.lockstep, "evaluate", batched)
 
 
 # The score
@@ -161,34 +160,6 @@ def test_the_first_the_best_and_the_worst_episode_are_recorded(rack: Rack) -> No
 def test_one_replay_serves_where_all_episodes_are_equal() -> None:
     assert picks([5.0, 5.0]) == {0: ("first", "best", "worst")}
     assert picks([2.0, 3.0, 1.0, 3.0]) == {0: ("first",), 1: ("best",), 2: ("worst",)}
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        DICE,
-        "import random\ndef act(observation): return random.randrange(2)\n",
-        "turn = 0\ndef act(observation):\n    global turn\n    turn += 1\n    return turn // 7 % 2\n",
-        LEFT + "class Agent:\n    def act(self, o): return 0\n    def act_batch(self, o): return [1] * len(o)\n",
-        LEFT + "class Agent:\n    def act(self, o): return 0\n    def act_batch(self, o): raise ValueError\n",
-    ],
-)
-def test_who_plays_otherwise_in_lockstep_is_judged_by_games_played_alone(rack: Rack, source: str) -> None:
-    done = judged(source, rack)
-    assert done.status is Status.OK
-    for record in done.replays:
-        assert Replay.load(record.replay).scores == (done.returns[record.episode],)
-    assert done.digest() == judged(source, rack).digest()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module._Playing, "_play_together", lambda self: None)
-        assert judged(source, rack).digest() == done.digest()
-
-
-def test_a_steady_agent_is_played_in_lockstep(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    counting = Counting(monkeypatch)
-    judged(LEAN, rack, episodes=12)
-    assert counting.together == 1
-    assert len(counting.alone) <= 3
 
 
 def test_commands_are_evaluated_too(rack: Rack) -> None:
@@ -257,12 +228,88 @@ def test_nothing_in_an_agents_process_carries_a_seed(rack: Rack, monkeypatch: py
     for secret in [*map(str, hidden), *(f"{number:x}" for number in hidden), SECRET.hex(), commitment(SECRET)]:
         assert secret not in done.log
     own = int(done.log.split("SEED ")[1].split()[0])
-    assert own == agent_seed(hidden[0], 0) != hidden[0] % 2**32
+    assert own == agent_seed(dice_seed(agent(SPY)), 0)
+    assert not any(own in (agent_seed(number, 0), number % 2**32) for number in hidden)
 
 
-def test_an_agents_own_seed_does_not_single_out_the_episodes() -> None:
-    """32 bits of a hash of 63: each fits two thousand million seeds."""
-    assert all(agent_seed(number, 0) < 1 << 32 for number in seeds(SECRET, ENV))
+def test_an_agent_has_one_seed_in_all_its_episodes_and_other_code_has_another(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting(monkeypatch)
+    judged(LEFT, rack)
+    practice(agent(LEFT), ENV, table=rack, episodes=2)
+    assert {spec.agents_seed for spec in counting.games} == {dice_seed(agent(LEFT))}
+    judged(LEFT + "#", rack, episodes=1)
+    assert counting.games[-1].agents_seed == dice_seed(agent(LEFT + "#")) != dice_seed(agent(LEFT))
+    other_name = dataclasses.replace(agent(LEFT), name="somebody else's")
+    assert dice_seed(other_name) == dice_seed(agent(LEFT))
+
+
+def test_each_code_plays_the_same_episodes_in_an_order_of_its_own(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(monkeypatch)
+    orders = set[tuple[int, ...]]()
+    for source in (LEFT, LEFT + "#", LEFT + "# "):
+        before = len(counting.games)
+        done = judged(source, rack)
+        orders.add(tuple(spec.seed for spec in counting.games[before:]))
+        assert done.digest() == judged(LEFT, rack).digest()
+    assert len(orders) == 3
+    assert {tuple(sorted(one)) for one in orders} == {tuple(sorted(seeds(SECRET, ENV, 6)))}
+
+
+REMEMBERS = """
+import os
+turn = 0
+def act(observation):
+    global turn
+    turn += 1
+    for place in ("/workspace", "/tmp", "/dev/shm"):
+        try:
+            with open(place + "/seen", "a") as file: file.write("x")
+            with open(place + "/seen") as file: seen = len(file.read())
+        except OSError:
+            continue
+        if seen > turn: raise RuntimeError("an earlier episode left this")
+    return 0
+"""
+
+
+def test_nothing_is_carried_from_one_episode_to_the_next(rack: Rack) -> None:
+    done = judged(REMEMBERS, rack)
+    assert done.status is Status.OK, done.reason
+    assert done.digest() == judged(LEFT, rack).digest()
+
+
+def test_practice_is_on_seeds_that_everybody_can_compute_and_keeps_every_log_and_replay(rack: Rack) -> None:
+    done = practice(agent("print('hello')\n" + LEFT), ENV, table=rack, episodes=3)
+    assert [record.score for record in done.replays] == by_hand(LEFT, practice_seeds(ENV, 3)) == list(done.returns)
+    for record in done.replays:
+        replay = Replay.load(record.replay)
+        assert (replay.seed, replay.verify().ok) == (practice_seeds(ENV, 3)[record.episode], True)
+        assert record.log == "hello\n"
+    assert not {*practice_seeds(ENV, 3)} & {*seeds(SECRET, ENV)}
+
+
+def test_a_practice_that_fails_says_where_and_keeps_what_came_before(rack: Rack) -> None:
+    game = registry.make(ENV)
+    game.reset(practice_seeds(ENV, 3)[1])
+    there = float(seen(game)[0])
+    source = f"def act(o):\n    if o[0] == {there!r}: raise RuntimeError('seen it')\n    return 0\n"
+    done = practice(agent(source), ENV, table=rack, episodes=3)
+    assert (done.status, done.fault) == (Status.FAILED, SeatStatus.CRASH)
+    assert done.reason.startswith("crash in practice episode 2 of 3")
+    assert "seen it" in done.reason
+    assert [(record.episode, record.fault) for record in done.replays] == [(0, SeatStatus.OK), (1, SeatStatus.CRASH)]
+    assert "RuntimeError: seen it" in done.replays[1].log
+
+
+def test_a_published_score_has_two_digits_of_its_uncertainty() -> None:
+    assert published(464.15, Interval(464.15, 440.0, 480.3)) == (464.0, 440.0, 480.0)
+    assert published(0.35, Interval(0.35, 0.15, 0.55)) == (0.35, 0.15, 0.55)
+    assert published(-150.123456789, Interval(-150.1, -150.2, -150.1)) == (-150.123, -150.2, -150.1)
+    assert published(500.0, Interval(500.0, 500.0, 500.0)) == (500.0, 500.0, 500.0)
+    assert published(1 / 3, None) == (0.333333, None, None)
+    assert published(0.0, Interval(0.0, -math.inf, math.inf)) == (0.0, None, None)
 
 
 # Faults
@@ -295,7 +342,7 @@ def test_an_agents_own_fault_fails_it_with_the_reason(
     assert words in done.reason
     assert done.reason.startswith(fault.value)
     assert (done.score, done.returns, done.replays) == (None, (), ())
-    assert (len(counting.alone), counting.together) == (1, 0)
+    assert len(counting.games) == 1
 
 
 def test_a_crash_in_a_late_episode_fails_too_and_its_log_is_kept(rack: Rack) -> None:
@@ -313,32 +360,11 @@ def test_a_crash_in_a_late_episode_fails_too_and_its_log_is_kept(rack: Rack) -> 
     assert "RuntimeError: seen it" in done.log
 
 
-def test_one_that_needs_room_for_all_games_at_once_still_plays_alone(rack: Rack) -> None:
-    source = "class Agent:\n    def __init__(self): self.weights = bytes(60 << 20)\n    def act(self, o): return 0\n"
-    done = judged(source, rack, memory_mb=200)
-    assert done.status is Status.OK, done.reason
-    assert done.digest() == judged(LEFT, rack).digest()
-
-
 def test_the_episodes_share_one_time_limit(rack: Rack) -> None:
     source = "import time\ndef act(o):\n    time.sleep(0.05)\n    return 0\n"
     done = judged(source, rack, clock=Clock(start_s=10, move_s=1, match_s=0.8))
     assert (done.status, done.fault) == (Status.FAILED, SeatStatus.TIMEOUT)
     assert "0.8 s together" in done.reason
-
-
-def test_time_spent_in_lockstep_is_not_taken_from_games_played_alone(
-    rack: Rack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lockstep = module.lockstep.evaluate
-
-    def slow(*args: Any, **options: Any) -> list[MatchResult]:
-        return [dataclasses.replace(result, wall_s=9.0) for result in lockstep(*args, **options)]
-
-    monkeypatch.setattr(module.lockstep, "evaluate", slow)
-    done = judged(DICE, rack)
-    assert done.status is Status.OK, done.reason
-    assert done.wall_s > 6 * 9 > QUICK.match_s
 
 
 def test_a_long_log_is_cut_to_its_end(rack: Rack) -> None:

@@ -107,7 +107,7 @@ def test_boards_of_scores_are_kept_apart_and_the_live_ones_emptied(bench):
         scored(bench, owner, score)
         bench.clock.now += 1
     scored(bench, "eve", 1e9, Kind.SELF_REPORTED)
-    bench.seasons.end(season.id)
+    bench.seasons.end(season.id, without_finals=True)
     lines = bench.standings.standings(POLE, board=Board.VERIFIED, season_id=season.id)
     assert [(line.owner, line.rank, line.place, line.score) for line in lines] == [
         ("bob", 1, 1, 30.0), ("dan", 2, 2, 20.0), ("ann", 3, 3, 10.0), ("cyd", 3, 4, 10.0),

@@ -46,7 +46,12 @@ def test_a_submission_is_ranked_and_on_the_board(client, ranked):
     assert found.high is not None
     assert found.low <= found.score <= found.high
     assert found.evaluation is not None
-    assert len(found.evaluation.returns) == 2
+    assert (found.evaluation.hidden, found.evaluation.episodes, found.evaluation.returns) == (True, 2, ())
+    owner, _ = ranked
+    assert [one.episode for one in owner.practice(found.id)] == [0, 1, 2, 3, 4]
+    assert owner.practice_replay(found.id, 0)
+    assert owner.choose_finalist(found.id).finalist
+    assert not owner.choose_finalist(found.id, False).finalist
     board = client.leaderboard(CARTPOLE, user="rana")
     assert [entry.submission_id for entry in board.entries] == [found.id]
     assert client.leaderboard(CARTPOLE, user="nobody").entries == ()

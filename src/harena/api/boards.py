@@ -18,6 +18,7 @@ import msgspec
 from harena.api import views
 from harena.api.metrics import Metrics
 from harena.api.queries import Queries
+from harena.arena import draws, finals
 from harena.arena.accounts import Environment, Season
 from harena.arena.arena import Arena
 from harena.arena.models import Board, Kind, NotFound
@@ -117,8 +118,10 @@ class Boards:
         }  # fmt: skip
 
     def season(self, of: Season) -> views.Shape:
-        secret = self._store.season_secret(of.id)
-        return views.season(of, commitment=views.commitment(secret), secret=self._store.revealed_secret(of.id))
+        return views.season(
+            of, secret=self._store.season_secret(of.id), final_secret=self._store.final_secret(of.id),
+            finals=finals.progress(self._store, of.id),
+        )  # fmt: skip
 
     def _season(self, env: Environment, season_id: int | None) -> Season | None:
         if season_id is None:
@@ -135,8 +138,12 @@ class Boards:
         )  # fmt: skip
         listed = self._queries.listed([entry.submission_id for entry in found])
         ranks = self._ranks(ask, kind, [entry.score for entry in found])
+        season = self._store.live_season(ask.env_id) if kind is Kind.VERIFIED else None
+        tries: dict[str, int] = {}
+        if season is not None:
+            tries = draws.tries(self._store, season.id, {of.owner_id for of in listed.values()})
         entries = [
-            views.score_entry(entry, rank, version=of.version, anonymous=of.anonymous)
+            views.score_entry(entry, rank, version=of.version, anonymous=of.anonymous, tries=tries.get(of.owner_id))
             for entry, rank in zip(found, ranks, strict=True)
             if (of := listed.get(entry.submission_id)) is not None
         ]

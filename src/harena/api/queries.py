@@ -65,6 +65,7 @@ class Listed:
 
     version: int
     anonymous: bool
+    owner_id: str
 
 
 class Queries:
@@ -100,9 +101,9 @@ class Queries:
         return [Submission(**row) for row in self._store.rows(query)]
 
     def listed(self, submission_ids: Collection[str]) -> dict[str, Listed]:
-        query = sa.select(submissions.c.id, submissions.c.version, submissions.c.anonymous)
+        query = sa.select(submissions.c.id, *(submissions.c[name] for name in Listed.__dataclass_fields__))
         rows = self._store.rows(query.where(submissions.c.id.in_(list(submission_ids))))
-        return {row["id"]: Listed(version=row["version"], anonymous=row["anonymous"]) for row in rows}
+        return {row["id"]: Listed(**{name: row[name] for name in Listed.__dataclass_fields__}) for row in rows}
 
     def by_id(self, submission_ids: Collection[str]) -> dict[str, Submission]:
         rows = self._store.rows(_SUBMISSIONS.where(submissions.c.id.in_(list(submission_ids))))

@@ -19,7 +19,16 @@ class Problem(BaseModel):
     request_id: str
 
 
+class FinalsProgress(BaseModel):
+    """How many finalists of a verified season are through, and how many there are."""
+
+    done: int
+    total: int
+
+
 class Season(BaseModel):
+    """`secret` and `final_secret` are shown when it has ended; the commitments are their hashes."""
+
     id: int
     env_id: str
     name: str
@@ -27,7 +36,10 @@ class Season(BaseModel):
     started_at: str
     ended_at: str | None
     commitment: str | None
+    final_commitment: str | None
     secret: str | None
+    final_secret: str | None
+    finals: FinalsProgress | None
 
 
 class Seasons(BaseModel):
@@ -69,6 +81,10 @@ class EnvironmentDetails(Environment):
 
 
 class Entry(BaseModel):
+    """`tries`: programs of its owner that were evaluated on the hidden episodes, of which this is the best;
+    `discounted`: the score less what the best of that many equal tries has by luck. `final`: the score is that of the
+    finals, and `public_score` what it had before them."""
+
     rank: int
     submission_id: str
     owner: str
@@ -86,6 +102,10 @@ class Entry(BaseModel):
     benched: bool
     spark: list[float]
     anonymous: bool
+    tries: int | None
+    discounted: float | None
+    final: bool
+    public_score: float | None
 
 
 class Board(BaseModel):
@@ -98,6 +118,9 @@ class Board(BaseModel):
 
 
 class Evaluation(BaseModel):
+    """`hidden`: of a verified evaluation only the score is shown until its season has ended."""
+
+    hidden: bool
     episodes: int
     iqm: float | None
     median: float | None
@@ -108,8 +131,33 @@ class Evaluation(BaseModel):
     metrics: dict[str, Any]
 
 
+class FinalResult(BaseModel):
+    score: float
+    low: float | None
+    high: float | None
+    episodes: int
+    chosen: bool
+    returns: list[float]
+    steps: list[int]
+
+
+class PracticeEpisode(BaseModel):
+    episode: int
+    seed: str
+    score: float
+    steps: int
+    fault: str
+    has_log: bool
+    url: str | None
+
+
+class Practice(BaseModel):
+    score: float | None
+    episodes: list[PracticeEpisode]
+
+
 class Submission(BaseModel):
-    """`reason`, `warnings`, `main_file` and `has_log` are there for its owner and the host."""
+    """`reason`, `warnings`, `main_file`, `has_log` and `finalist` are there for its owner and the host."""
 
     id: str
     owner: str
@@ -132,10 +180,12 @@ class Submission(BaseModel):
     evaluation: Evaluation | None
     standing: Entry | None
     benched: str | bool | None
+    final_result: FinalResult | None
     reason: str = ""
     warnings: list[str] = []
     main_file: str = ""
     has_log: bool = False
+    finalist: bool = False
 
 
 class Submissions(BaseModel):

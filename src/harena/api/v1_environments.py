@@ -44,6 +44,16 @@ class Finals(BaseModel):
     games: Annotated[int, Field(ge=1, le=100)] = 2
 
 
+class Finalists(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    top: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+
+class End(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    without_finals: bool = False
+
+
 @router.get("/environments", responses=shapes.answers(shapes.Environments), summary="What can be played here")
 def environments(api: ApiOf, who: Reader) -> Response:
     return reply({"environments": [overview(api, env) for env in api.store.environments()]})
@@ -91,7 +101,7 @@ def freeze_season(api: ApiOf, who: Host, season_id: SeasonId, body: Freeze) -> R
 
 @router.post(
     "/seasons/{season_id}/finals", status_code=201, responses=shapes.answers(shapes.Tournament, status=201),
-    summary="Host: a round robin of the best decides the season",
+    summary="Host: a round robin of the best decides a ladder's season",
 )  # fmt: skip
 def finals(api: ApiOf, who: Host, season_id: SeasonId, body: Finals) -> Response:
     made = api.arena.seasons.finals(season_id, top=body.top, games=body.games)
@@ -99,19 +109,28 @@ def finals(api: ApiOf, who: Host, season_id: SeasonId, body: Finals) -> Response
 
 
 @router.post(
-    "/seasons/{season_id}/end", responses=shapes.answers(shapes.Season),
-    summary="Host: keeps its boards, reveals its secret",
+    "/seasons/{season_id}/finalists", responses=shapes.answers(shapes.Season),
+    summary="Host: evaluates the finalists of a verified season on its second secret",
 )  # fmt: skip
-def end_season(api: ApiOf, who: Host, season_id: SeasonId) -> Response:
-    return _changed(api, api.boards.season(api.arena.seasons.end(season_id)))
+def evaluate_finalists(api: ApiOf, who: Host, season_id: SeasonId, body: Finalists) -> Response:
+    api.arena.seasons.evaluate_finalists(season_id, top=body.top)
+    return _changed(api, api.boards.season(api.store.season(season_id)))
+
+
+@router.post(
+    "/seasons/{season_id}/end", responses=shapes.answers(shapes.Season),
+    summary="Host: keeps its boards, reveals its secrets",
+)  # fmt: skip
+def end_season(api: ApiOf, who: Host, season_id: SeasonId, body: End | None = None) -> Response:
+    without = body is not None and body.without_finals
+    return _changed(api, api.boards.season(api.arena.seasons.end(season_id, without_finals=without)))
 
 
 def overview(api: Api, env: Environment) -> views.Shape:
     live = api.store.live_season(env.env_id)
-    commitment = None if live is None else api.arena.seasons.commitment(live.id)
     return views.environment(
         env, EnvironmentSettings.parse(env.settings), game_info(env.env_id),
-        api.queries.environment_counts(env.env_id), live, commitment,
+        api.queries.environment_counts(env.env_id), None if live is None else api.boards.season(live),
     )  # fmt: skip
 
 

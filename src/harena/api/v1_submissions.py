@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, ConfigDict
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -16,7 +17,7 @@ from harena.api.queries import Viewer
 from harena.api.uploads import Form
 from harena.api.v1_boards import MAX_OFFSET
 from harena.api.v1_environments import EnvId
-from harena.arena import roster
+from harena.arena import draws, finals, roster
 from harena.arena.intake import IntakeError
 from harena.arena.models import MAX_NAME, Board, Busy, QuotaExceeded, Scope, State
 from harena.arena.records import Evaluation, Submission
@@ -28,6 +29,12 @@ Name = Annotated[str, Query(min_length=1, max_length=MAX_NAME)]
 OptionalName = Annotated[str | None, Query(max_length=MAX_NAME)]
 Limit = Annotated[int, Query(ge=1, le=200)]
 Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET)]
+EpisodeNumber = Annotated[int, Path(ge=0, le=1_000_000)]
+
+
+class Choice(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    chosen: bool = True
 
 
 @router.post(
@@ -131,7 +138,7 @@ def delete(api: ApiOf, who: Anyone, submission_id: str) -> Response:
 @router.get(
     "/submissions/{submission_id}/log",
     responses=shapes.answers(media=["text/plain"]),
-    summary="Owner: the end of what it printed",
+    summary="Owner: the end of what it printed, a verified agent in practice",
 )
 def log(api: ApiOf, who: Anyone, submission_id: str) -> Response:
     found = private(api, who, submission_id)
@@ -164,6 +171,48 @@ def opponents(api: ApiOf, who: Reader, submission_id: str) -> Response:
 
 
 @router.get(
+    "/submissions/{submission_id}/practice", responses=shapes.answers(shapes.Practice),
+    summary="Owner: its episodes on public seeds",
+)  # fmt: skip
+def practice(api: ApiOf, who: Anyone, submission_id: str) -> Response:
+    found = private(api, who, submission_id)
+    report = draws.practice(api.store, found.id) or {"score": None, "episodes": []}
+    return reply(views.practice(report, f"/v1/submissions/{found.id}/practice"))
+
+
+@router.get(
+    "/submissions/{submission_id}/practice/{episode}", responses=shapes.answers(media=replays.MEDIA),
+    summary="Owner: the replay of one of those episodes",
+)  # fmt: skip
+def practice_episode(
+    api: ApiOf, request: Request, who: Anyone, submission_id: str, episode: EpisodeNumber,
+    format: Literal["json", "html", "compact"] = "json",
+) -> Response:  # fmt: skip
+    found, one = _practised(api, who, submission_id, episode)
+    if one["replay"] is None:
+        raise not_found(f"no replay of practice episode {episode} is kept")
+    return api.replays.answer(request, one["replay"], format, f"{found.id}-practice-{episode}")
+
+
+@router.get(
+    "/submissions/{submission_id}/practice/{episode}/log", responses=shapes.answers(media=["text/plain"]),
+    summary="Owner: the end of what it printed in one of those episodes",
+)  # fmt: skip
+def practice_log(api: ApiOf, who: Anyone, submission_id: str, episode: EpisodeNumber) -> Response:
+    _, one = _practised(api, who, submission_id, episode)
+    return replays.text("" if one["log"] is None else api.arena.submissions.kept_log(one["log"]))
+
+
+@router.post(
+    "/submissions/{submission_id}/finalist", responses=shapes.answers(shapes.Submission),
+    summary="Owner: chooses it for the finals, or takes that back",
+)  # fmt: skip
+def finalist(api: ApiOf, who: Anyone, submission_id: str, body: Choice) -> Response:
+    finals.choose(api.store, own(api, who, submission_id), chosen=body.chosen)
+    return _changed(api, who, find(api, submission_id))
+
+
+@router.get(
     "/submissions/{submission_id}/replays", responses=shapes.answers(shapes.EpisodeReplays),
     summary="Its episodes on hidden seeds, once its season has ended",
 )  # fmt: skip
@@ -184,7 +233,7 @@ def episodes(api: ApiOf, who: Reader, submission_id: str) -> Response:
     summary="One of those episodes",
 )
 def episode(
-    api: ApiOf, request: Request, who: Reader, submission_id: str, episode: Annotated[int, Path(ge=0, le=1_000_000)],
+    api: ApiOf, request: Request, who: Reader, submission_id: str, episode: EpisodeNumber,
     format: Literal["json", "html", "compact"] = "json",
 ) -> Response:  # fmt: skip
     found = find(api, submission_id)
@@ -243,16 +292,19 @@ def describe(
     """`brief`: without what takes a query for each."""
     mine = who.owns(of) if mine is None else mine
     place = api.arena.submissions.place(of) if of.state in _WAITING else None
-    line, latest, bench = None, None, None
+    line, latest, bench, finalist, ended = None, None, None, None, False
     if not brief:
         latest = _latest(api, of)
+        finalist = finals.find(api.store, of.id)
+        ended = _season_ended(api, of)
         found = api.arena.standings.standing(of.id)
         if found is not None:
             sparks = api.arena.standings.spark([of.id]) if found.board is Board.LADDER else {}
             line = views.standing(found, sparks.get(of.id, []))
         bench = roster.benched(api.store, of.id)
     return views.submission(
-        of, mine=mine, sees=mine or who.sees(of), place=place, latest=latest, line=line, bench=bench
+        of, mine=mine, sees=mine or who.sees(of), place=place, latest=latest, line=line, bench=bench,
+        finalist=finalist, ended=ended,
     )  # fmt: skip
 
 
@@ -264,10 +316,23 @@ def _latest(api: Api, of: Submission) -> Evaluation | None:
     return found[-1] if found else None
 
 
+def _season_ended(api: Api, of: Submission) -> bool:
+    return of.season_id is not None and api.store.season(of.season_id).ended_at is not None
+
+
+def _practised(api: Api, who: Principal, submission_id: str, episode: int) -> tuple[Submission, views.Shape]:
+    found = private(api, who, submission_id)
+    report = draws.practice(api.store, found.id) or {"episodes": []}
+    for one in report["episodes"]:
+        if one["episode"] == episode:
+            return found, one
+    raise not_found(f"no practice episode {episode} of this submission")
+
+
 def _revealed(api: Api, of: Submission) -> list[views.Shape]:
     """The recordings hold the hidden seeds: nobody has them while the season runs."""
     latest = _latest(api, of)
-    if of.season_id is None or api.store.season(of.season_id).ended_at is None:
+    if not _season_ended(api, of):
         raise ApiError(
             403, "season_runs", "these replays hold the season's hidden seeds", hint="they are shown when it has ended"
         )

@@ -1,7 +1,8 @@
 """What of a row the world sees, as plain JSON data. Pure: who may see what has been decided by the caller.
 
 Private to a submission's owner and the host: reason, warnings, main file, log, code, and the reasons and logs of its
-seats. Nobody is ever shown a client id, a key's digest, a running season's secret, or the seeds that follow from it.
+seats. Nobody is ever shown a client id, a key's digest, a running season's secrets, or anything of the episodes that
+follow from them but a score with its interval.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from harena.arena import evaluate
+from harena.arena import draws, evaluate
 from harena.arena.accounts import Environment, Key, Season
 from harena.arena.events import Notice
+from harena.arena.finals import Finalist
 from harena.arena.jobs import Job, Place
 from harena.arena.ladder import Match, Rating
-from harena.arena.models import ACTIVE, EnvironmentKind, MatchState, State
+from harena.arena.models import ACTIVE, EnvironmentKind, Kind, MatchState, State
 from harena.arena.ratings import points as board_points
 from harena.arena.records import Entry, Evaluation, Submission
 from harena.arena.roster import Bench
@@ -43,13 +45,13 @@ def time_text(at: float | None) -> str | None:
 
 def environment(
     env: Environment, settings: EnvironmentSettings, info: GameInfo | None, counts: tuple[int, int],
-    live: Season | None, commitment: str | None,
+    live: Shape | None,
 ) -> Shape:  # fmt: skip
     return {
         "env_id": env.env_id, "kind": env.kind.value, "title": settings.title or env.env_id,
         "summary": settings.summary or (info.summary if info else ""), "seats": info.seats if info else 1,
         "enabled": env.enabled, "entries": counts[0], "submissions": counts[1],
-        "season": None if live is None else season(live, commitment=commitment, secret=None),
+        "season": live,
     }  # fmt: skip
 
 
@@ -62,34 +64,40 @@ def environment_details(
         "limits": {
             "episodes": settings.episodes, "start_s": settings.start_s, "move_s": settings.move_s,
             "bank_s": settings.bank_s, "match_s": settings.match_s, "memory_mb": settings.memory_mb,
-            "processes": settings.processes,
+            "processes": settings.processes, "practice_episodes": settings.practice_episodes,
+            "final_episodes": settings.final_episodes, "finalists": settings.finalists,
         },
         "packages": list(packages), "seasons": list(seasons),
     }  # fmt: skip
 
 
-def season(of: Season, *, commitment: str | None, secret: bytes | None) -> Shape:
+def season(
+    of: Season, *, secret: bytes, final_secret: bytes | None, finals: tuple[int, int] | None = None
+) -> Shape:  # fmt: skip
+    """`finals`: how many finalists of a verified season are through, and how many there are."""
     return {
         "id": of.id, "env_id": of.env_id, "name": of.name, "frozen": of.frozen, "started_at": time_text(of.started_at),
-        "ended_at": time_text(of.ended_at), "commitment": commitment,
-        "secret": secret.hex() if secret is not None and of.ended_at is not None else None,
+        "ended_at": time_text(of.ended_at), "commitment": evaluate.commitment(secret),
+        "final_commitment": None if final_secret is None else evaluate.commitment(final_secret),
+        "secret": secret.hex() if of.ended_at is not None else None,
+        "final_secret": final_secret.hex() if of.ended_at is not None and final_secret is not None else None,
+        "finals": None if finals is None else {"done": finals[0], "total": finals[1]},
     }  # fmt: skip
-
-
-def commitment(secret: bytes) -> str:
-    return evaluate.commitment(secret)
 
 
 # Boards
 
 
-def score_entry(entry: Entry, rank: int, *, version: int, anonymous: bool) -> Shape:
-    """Of a board of scores."""
+def score_entry(entry: Entry, rank: int, *, version: int, anonymous: bool, tries: int | None) -> Shape:
+    """Of a board of scores. `tries`: how many programs of its owner were evaluated, where their best is what counts."""
+    discounted = None if tries is None else draws.discounted(entry.score, entry.low, entry.high, tries)
     return {
         "rank": rank, "submission_id": entry.submission_id, "owner": entry.owner, "algorithm": entry.algorithm,
         "version": version, "score": entry.score, "low": entry.low, "high": entry.high, "at": time_text(entry.at),
         "games": None, "wins": None, "draws": None, "losses": None, "provisional": False, "benched": False, "spark": [],
-        "anonymous": anonymous,
+        "anonymous": anonymous, "tries": tries,
+        "discounted": None if discounted is None else float(f"{discounted:.6g}"),
+        "final": False, "public_score": None,
     }  # fmt: skip
 
 
@@ -102,7 +110,8 @@ def standing(line: Standing, spark: Sequence[float]) -> Shape:
         "games": line.games if games else None, "wins": line.wins if games else None,
         "draws": line.draws if games else None, "losses": line.losses if games else None,
         "provisional": line.provisional, "benched": line.benched, "spark": [round(value, 3) for value in spark],
-        "anonymous": line.anonymous,
+        "anonymous": line.anonymous, "tries": None, "discounted": None, "final": line.final,
+        "public_score": line.public_score,
     }  # fmt: skip
 
 
@@ -119,8 +128,10 @@ def contract_entry(entry: Shape, env_id: str, kind: str) -> Shape:
 
 def submission(
     of: Submission, *, mine: bool, sees: bool, place: Place | None = None, latest: Evaluation | None = None,
-    line: Shape | None = None, bench: Bench | None = None,
+    line: Shape | None = None, bench: Bench | None = None, finalist: Finalist | None = None, ended: bool = False,
 ) -> Shape:  # fmt: skip
+    """`ended`: its season has, so that what happened in hidden episodes may be shown."""
+    hidden = of.kind is Kind.VERIFIED and not ended
     shape: Shape = {
         "id": of.id, "owner": of.owner, "env_id": of.env_id, "algorithm": of.algorithm, "version": of.version,
         "kind": of.kind.value, "state": of.state.value, "score": of.score, "low": of.low, "high": of.high,
@@ -128,23 +139,51 @@ def submission(
         "season_id": of.season_id, "mine": mine, "anonymous": of.anonymous,
         "position": place.position if place and of.state in ACTIVE else None,
         "eta_s": _seconds(place.eta_s) if place and of.state in ACTIVE else None,
-        "evaluation": None if latest is None else evaluation(latest), "standing": line,
+        "evaluation": None if latest is None else evaluation(latest, hidden=hidden), "standing": line,
+        "final_result": final_result(finalist) if finalist is not None and ended else None,
         "benched": None if bench is None else (bench.reason if sees else True),
     }  # fmt: skip
     if sees:
         shape |= {
             "reason": of.reason, "warnings": [text for text in of.warnings.split("\n") if text],
             "main_file": of.main_file, "has_log": of.log_digest is not None,
+            "finalist": finalist is not None and (finalist.chosen or ended),
         }  # fmt: skip
     return shape
 
 
-def evaluation(of: Evaluation) -> Shape:
-    data = of.metrics
+def evaluation(of: Evaluation, *, hidden: bool) -> Shape:
+    """Without anything of its single episodes, nor how long they took, while they are `hidden`."""
+    data: Mapping[str, Any] = {} if hidden else of.metrics
     return {
+        "hidden": hidden,
         "episodes": of.episodes, "iqm": data.get("iqm"), "median": data.get("median"),
         "returns": data.get("returns", []), "steps": data.get("steps", []), "cpu_s": data.get("cpu_s"),
         "wall_s": data.get("wall_s"), "metrics": data.get("metrics") or {},
+    }  # fmt: skip
+
+
+def final_result(of: Finalist) -> Shape | None:
+    """Once the season has ended."""
+    if of.score is None:
+        return None
+    data = of.metrics or {}
+    return {
+        "score": of.score, "low": of.low, "high": of.high, "episodes": of.episodes, "chosen": of.chosen,
+        "returns": data.get("returns", []), "steps": data.get("steps", []),
+    }  # fmt: skip
+
+
+def practice(report: Shape, path: str) -> Shape:
+    """Episodes on public seeds, for the owner."""
+    return {
+        "score": report["score"],
+        "episodes": [
+            {"episode": one["episode"], "seed": one["seed"], "score": one["score"], "steps": one["steps"],
+             "fault": one["fault"], "has_log": one["log"] is not None,
+             "url": None if one["replay"] is None else f"{path}/{one['episode']}"}
+            for one in report["episodes"]
+        ],
     }  # fmt: skip
 
 

@@ -213,10 +213,13 @@ class Accounts(Events):
 
     # ---- seasons ----
 
-    def start_season(self, env_id: str, name: str, *, secret: bytes | None = None) -> Season:
-        """At most one runs in an environment. Give a secret only to repeat a season."""
+    def start_season(
+        self, env_id: str, name: str, *, secret: bytes | None = None, final_secret: bytes | None = None
+    ) -> Season:  # fmt: skip
+        """At most one runs in an environment. Give secrets only to repeat a season."""
         values = {
             "env_id": env_id, "name": name_text(name, "a season's name"), "secret": secret or secrets.token_bytes(32),
+            "final_secret": final_secret or secrets.token_bytes(32),
             "frozen": False, "started_at": self.clock(),
         }  # fmt: skip
         with self.begin() as connection:
@@ -253,6 +256,13 @@ class Accounts(Events):
         if row is None:
             raise NotFound(f"no season {season_id}")
         return row["secret"]
+
+    def final_secret(self, season_id: int) -> bytes | None:
+        """For the platform only: the finals' seeds follow from it. None: the season ended before there were finals."""
+        row = self.row(sa.select(seasons.c.final_secret).where(seasons.c.id == season_id))
+        if row is None:
+            raise NotFound(f"no season {season_id}")
+        return row["final_secret"]
 
     def revealed_secret(self, season_id: int) -> bytes | None:
         """For everybody: None until the season has ended."""

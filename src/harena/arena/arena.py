@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harena.arena import finals
 from harena.arena import matches as matches_module
 from harena.arena.accounts import Environment
 from harena.arena.challenges import Challenges
@@ -78,7 +79,7 @@ class Arena:
             handlers={**self.submissions.handlers, matches_module.JOB: self.matches.play},
             slots={
                 "evaluate": self.runner.workers, "enter": self.runner.workers, "script": settings.scripts_at_once,
-                matches_module.JOB: self.runner.workers,
+                matches_module.JOB: self.runner.workers, finals.JOB: self.runner.workers,
             },
             on_dead=self._dead,
             on_requeued=self.submissions.requeued,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import secrets
 import sqlite3
 import threading
 import time
@@ -51,7 +52,23 @@ _HOLD = sa.select(sa.func.pg_try_advisory_lock(0x6861_7265_6E62))
 Changes = frozenset[str]
 """What a transaction has noted: "events", and "jobs:KIND" for each kind of job that was added, ended or given back."""
 Migration = Callable[[sa.Connection], None]
-MIGRATIONS: dict[int, Migration] = {}
+
+
+def _second_secrets(connection: sa.Connection) -> None:
+    """Version 2: draws, practices and finals. A season that runs gets a second secret for its finals."""
+    seasons, standings = models.seasons, models.standings
+    for column in (seasons.c.final_secret, standings.c.final):
+        words = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {words}")
+    for table in (models.draws, models.practices, models.finalists):
+        table.create(connection)
+    running = sa.select(seasons.c.id).where(seasons.c.ended_at.is_(None))
+    for season_id in connection.execute(running).scalars().all():
+        of = seasons.update().where(seasons.c.id == season_id)
+        connection.execute(of.values(final_secret=secrets.token_bytes(32)))
+
+
+MIGRATIONS: dict[int, Migration] = {2: _second_secrets}
 """By the version they lead to; each starts from the one before. A new database is made as `models` says."""
 
 

@@ -1,13 +1,11 @@
-"""Verified evaluation: the platform plays an agent through episodes on hidden seeds and counts the score itself.
+"""Verified evaluation: the platform plays an agent through episodes and counts the score itself.
 
-Promises: the same agent and the same secret give the same result; all submissions of a season play the same episodes;
-an agent cannot learn their seeds, and nothing that it prints counts. An agent's own fault is a value, an `Evaluation`
-that failed; a fault of the platform or of the game is raised as `EvaluationVoid`, which says whether to try again.
-
-An episode is a game that starts from nothing: that defines the score. Games in lockstep are three times as quick, and
-are the same games unless the agent throws dice, remembers across games, or needs room for all of them at once. So the
-episodes are played in lockstep, and those that are recorded (the first, the best, the worst) also alone, where an agent
-that differs, or that fails, shows itself; then only what it does alone counts.
+Guarantees: the same agent and the same secret give the same result; all submissions of a season play the same hidden
+episodes, each in its own order; every episode starts in a new process on empty files, so an agent cannot carry anything
+from one to the next; its own seed follows from its code alone, so nothing that it is given tells one episode from
+another. An agent's own fault is a value, an `Evaluation` that failed; a fault of the platform or of the game is raised
+as `EvaluationVoid`, which says whether to try again. Does not decide who may see what: an evaluation on hidden seeds
+holds returns, steps and logs that must not be shown before the season ends.
 """
 
 from __future__ import annotations
@@ -26,20 +24,27 @@ from typing import Any, Protocol
 
 from harena import statistics
 from harena.errors import BoxError, HarenaError, Retry, SpecError
-from harena.match import lockstep, registry
-from harena.match.play import Rack, on_one_processor, play
+from harena.match import registry
+from harena.match.play import Rack, play
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
 from harena.match.runner import Handle, Runner
 from harena.statistics import Interval
 
 EPISODES = 20
 MAX_EPISODES = 1000
+PRACTICE_EPISODES = 5
+FINAL_EPISODES = 100
 CLOCK = Clock(start_s=30, move_s=5, match_s=300)
-"""Of each episode, but for match_s: that is for all of them, in lockstep or alone; as long as a script has."""
+"""The limits of each episode, except match_s, which is for all of them together; as long as a script has."""
 MIN_SECRET = 16
 """Bytes; `new_secret` makes twice as many."""
 BOOTSTRAP_SEED = 0
 """Public, so that anybody can get the interval from the returns."""
+PUBLISHED_DIGITS = 2
+"""Digits of the interval's half width that a published score has. The rest says nothing about the agent, and where
+rewards are real numbers an agent could write what it saw into them."""
+EXACT_DIGITS = 6
+"""Significant digits of a published score whose interval has no width."""
 LOG_CHARACTERS = 4000
 POLL_S = 0.05
 LOST = "its box was lost"
@@ -64,12 +69,17 @@ class EvaluationVoid(BoxError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A replay. It holds its episode's seed: not for anybody before the season has ended."""
+    """A replay. It holds its episode's seed: a hidden one is not for anybody before the season has ended."""
 
     episode: int
-    roles: tuple[str, ...]
-    """Of first, best and worst, all that it is."""
+    roles: tuple[str, ...] = ()
+    """Which of first, best and worst it is."""
     replay: bytes
+    score: float
+    steps: int
+    fault: SeatStatus = SeatStatus.OK
+    log: str = ""
+    """The end of what the agent printed. Practice episodes only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +87,7 @@ class Evaluation:
     environment: str
     """With the version that was played."""
     season: str
-    """`commitment` to the secret that the seeds came from."""
+    """`commitment` to the secret that the seeds came from, or PRACTICE."""
     status: Status
     fault: SeatStatus = SeatStatus.OK
     """What the agent did wrong, when it failed."""
@@ -98,7 +108,7 @@ class Evaluation:
     wall_s: float = 0.0
     """Playing, waiting for a worker excluded."""
     log: str = ""
-    """The end of what it printed in its first episode, or in the one that it failed in. For its owner only."""
+    """The end of what it printed in its first episode, or in the one that it failed in."""
     replays: tuple[Recording, ...] = ()
 
     def digest(self) -> str:
@@ -117,7 +127,11 @@ class Evaluation:
         }  # fmt: skip
 
 
-# The seeds of a season
+# Seeds
+
+
+PRACTICE = "practice"
+_PRACTICE_KEY = b"harena practice seeds, which everybody may know"
 
 
 def new_secret() -> bytes:
@@ -130,11 +144,35 @@ def commitment(secret: bytes) -> str:
 
 
 def seeds(secret: bytes, environment: str, episodes: int = EPISODES) -> list[int]:
-    """Of the episodes of a season, by the environment's full id. 63 bits: a search through all of them for the one
-    that fits an observation, or the agent's own seed, finds none."""
+    """The seeds of a season's episodes, by the environment's full id. They have 63 bits: a search for the one that fits
+    an observation finds none."""
     if len(secret) < MIN_SECRET:
         raise SpecError(f"a season's secret has at least {MIN_SECRET} bytes; `new_secret` makes one")
     return [_derived(secret, f"episode {number} of {environment}") for number in range(episodes)]
+
+
+def practice_seeds(environment: str, episodes: int = PRACTICE_EPISODES) -> list[int]:
+    """The same for everybody, in every season."""
+    return [_derived(_PRACTICE_KEY, f"practice episode {number} of {environment}") for number in range(episodes)]
+
+
+def fingerprint(code: AgentCode) -> str:
+    """Names what is run: its files and how it is started, not whose it is."""
+    parts = [code.entry, list(code.command)]
+    parts += [[path, hashlib.sha256(data).hexdigest()] for path, data in sorted(code.files.items())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def dice_seed(code: AgentCode) -> int:
+    """What the agent's own seed follows from, in every episode that it plays: its code and nothing else. A seed that
+    differed from episode to episode would name the episode."""
+    return int(fingerprint(code)[:15], 16)
+
+
+def order(secret: bytes, code: AgentCode, episodes: int) -> list[int]:
+    """In which the episodes are played: each code's own, so that a place in it says nothing about the episode."""
+    own = hmac.digest(secret, f"harena order of {fingerprint(code)}".encode(), "sha256")
+    return sorted(range(episodes), key=lambda number: hmac.digest(own, str(number).encode(), "sha256"))
 
 
 def _derived(secret: bytes, what: str) -> int:
@@ -157,29 +195,58 @@ def evaluate(
     name: str = "evaluation",
     cancelled: Cancel | None = None,
 ) -> Evaluation:
-    """In an environment of one seat. `table` is where it is played: a Rack of this thread, or a Runner with processes
-    of its own; both give the same. `name` begins the match ids in the replays. Raises SpecError, UnknownGame,
-    Cancelled, EvaluationVoid."""
+    """On hidden seeds, in an environment of one seat. `table` is where it is played: a Rack of this thread, or a Runner
+    with processes of its own; both give the same. `name` begins the match ids in the replays. Raises SpecError,
+    UnknownGame, Cancelled, EvaluationVoid."""
+    spec = _spec(code, environment, episodes, clock, memory_mb, processes, name)
+    hidden = seeds(secret, spec.environment, episodes)
+    playing = _Playing(spec, hidden, order(secret, code, episodes), _places(table, cancelled))
+    empty = Evaluation(environment=spec.environment, season=commitment(secret), status=Status.OK)
+    try:
+        return _summary(empty, playing, playing.episodes())
+    except _Failed as failure:
+        return _failure(empty, playing, failure)
+
+
+def practice(
+    code: AgentCode,
+    environment: str,
+    *,
+    table: Rack | Runner,
+    episodes: int = PRACTICE_EPISODES,
+    clock: Clock = CLOCK,
+    memory_mb: int = 512,
+    processes: int = 50,
+    name: str = "practice",
+    cancelled: Cancel | None = None,
+) -> Evaluation:
+    """As `evaluate`, on seeds that everybody may know: every episode is recorded with its log, also those before a
+    failure and the one that failed."""
+    spec = _spec(code, environment, episodes, clock, memory_mb, processes, name)
+    public = practice_seeds(spec.environment, episodes)
+    playing = _Playing(spec, public, range(episodes), _places(table, cancelled), "practice episode")
+    empty = Evaluation(environment=spec.environment, season=PRACTICE, status=Status.OK)
+    try:
+        done = _summary(empty, playing, playing.episodes())
+    except _Failed as failure:
+        done = _failure(empty, playing, failure)
+    return dataclasses.replace(
+        done, replays=tuple(_recording(number, result, log=True) for number, result in sorted(playing.played.items()))
+    )
+
+
+def _spec(
+    code: AgentCode, environment: str, episodes: int, clock: Clock, memory_mb: int, processes: int, name: str
+) -> MatchSpec:
     if not 1 <= episodes <= MAX_EPISODES:
         raise SpecError(f"episodes={episodes}: from 1 to {MAX_EPISODES}")
     game = registry.make(environment)
     if game.seats != 1:
         raise SpecError(f"{game.id} has {game.seats} seats: agents meet there in matches; evaluations are for one seat")
-    hidden = seeds(secret, game.id, episodes)
-    spec = MatchSpec(
-        environment=game.id, agents=(code,), seed=_derived(secret, f"dice in {game.id}"), match_id=name, clock=clock,
+    return MatchSpec(
+        environment=game.id, agents=(code,), agents_seed=dice_seed(code), match_id=name, clock=clock,
         memory_mb=memory_mb, processes=processes,
     )  # fmt: skip
-    places = _OnRack(table, cancelled) if isinstance(table, Rack) else _OnRunner(table, cancelled)
-    playing = _Playing(spec, hidden, places)
-    empty = Evaluation(environment=game.id, season=commitment(secret), status=Status.OK)
-    try:
-        return _summary(empty, playing, playing.episodes())
-    except _Failed as failure:
-        return dataclasses.replace(
-            empty, status=Status.FAILED, fault=failure.fault, reason=failure.reason, cpu_s=playing.cpu_s,
-            wall_s=playing.wall_s, log=_tail(failure.log),
-        )  # fmt: skip
 
 
 class _Failed(Exception):
@@ -193,89 +260,90 @@ class _Failed(Exception):
 
 
 class _Playing:
-    """Plays the episodes of one evaluation, each alone at most once. What is played alone has match_s in all, and so
-    has lockstep: whoever must be played in both ways pays for one."""
+    """Plays the episodes of one evaluation, each in a process of its own. All of them have match_s together."""
 
-    def __init__(self, spec: MatchSpec, seeds: Sequence[int], places: _Places) -> None:
+    def __init__(
+        self, spec: MatchSpec, seeds: Sequence[int], order: Sequence[int], places: _Places, what: str = "episode"
+    ) -> None:
+        self._what = what
         self._spec = spec
         self._seeds = seeds
+        self._order = order
         self._places = places
-        self.alone: dict[int, MatchResult] = {}
-        self._alone_s = 0.0
+        self.played: dict[int, MatchResult] = {}
         self.wall_s = 0.0
         self.cpu_s = 0.0
 
     def episodes(self) -> list[MatchResult]:
-        """One result for each, all of them finished without a fault. The first goes alone: whoever cannot play, or
-        thinks for ever, is found out there for the price of one move."""
-        self._play_alone([0])
-        together = self._play_together()
-        if together is not None and self._same_alone(together):
-            return together
-        self._play_alone(range(len(self._seeds)))
-        return [self.alone[number] for number in range(len(self._seeds))]
+        """One result for each, all of them finished without a fault. The first is played alone: an agent that cannot
+        play, or never answers, is found out there for the price of one move."""
+        self._play(self._order[:1])
+        for at in range(1, len(self._order), self._places.at_once):
+            self._play(self._order[at : at + self._places.at_once])
+        return [self.played[number] for number in range(len(self._seeds))]
 
-    def _play_together(self) -> list[MatchResult] | None:
-        if self._spec.agents[0].command or len(self._seeds) == 1:
-            return None
-        results = self._places.together(self._spec, self._seeds)
-        self._account(results)
-        if any(result.status is MatchStatus.TIMEOUT for result in results):
-            raise self._out_of_time(results[0])
-        return None if any(_faulty(result) for result in results) else results
-
-    def _same_alone(self, together: list[MatchResult]) -> bool:
-        numbers = [*picks(_returns(together))]
-        for at in range(0, len(numbers), self._places.at_once):
-            part = numbers[at : at + self._places.at_once]
-            self._play_alone(part)
-            if any(_differ(together[number], self.alone[number]) for number in part):
-                return False
-        return True
-
-    def _play_alone(self, numbers: Sequence[int]) -> None:
-        todo = [number for number in numbers if number not in self.alone]
-        while todo:
-            part, todo = todo[: self._places.at_once], todo[self._places.at_once :]
-            results = self._places.alone([self._one(number) for number in part])
-            for number, result in zip(part, results, strict=True):
-                self._account([result])
-                self._alone_s += result.wall_s
-                if result.status is MatchStatus.TIMEOUT:
-                    raise self._out_of_time(result)
-                if result.seats[0].reason == LOST:
-                    raise EvaluationVoid("the agent's box was lost", retry=Retry.SAFE)
-                if _faulty(result):
-                    raise self._failed(number, result.seats[0])
-                self.alone[number] = result
+    def _play(self, numbers: Sequence[int]) -> None:
+        results = self._places.play([self._one(number) for number in numbers])
+        for number, result in zip(numbers, results, strict=True):
+            self._account(result)
+            self.played[number] = result
+            if result.status is MatchStatus.TIMEOUT:
+                raise self._out_of_time(result)
+            if result.seats[0].reason == LOST:
+                raise EvaluationVoid("the agent's box was lost", retry=Retry.SAFE)
+            if result.seats[0].status is not SeatStatus.OK:
+                raise self._failed(number, result.seats[0])
 
     def _one(self, number: int) -> MatchSpec:
         spec = self._spec
-        clock = dataclasses.replace(spec.clock, match_s=max(0.001, spec.clock.match_s - self._alone_s))
+        clock = dataclasses.replace(spec.clock, match_s=max(0.001, spec.clock.match_s - self.wall_s))
         return dataclasses.replace(spec, seed=self._seeds[number], match_id=f"{spec.match_id}-{number}", clock=clock)
 
-    def _account(self, results: Sequence[MatchResult]) -> None:
-        for result in results:
-            if result.status is MatchStatus.CANCELLED:
-                raise Cancelled(result.error)
-            if result.status is MatchStatus.VOID:
-                # A game names itself; it will fail on the same seeds again.
-                retry = Retry.NEVER if result.error.startswith(result.environment) else Retry.SAFE
-                raise EvaluationVoid(result.error, retry=retry)
-            if not all(map(math.isfinite, result.scores)):
-                raise EvaluationVoid(f"{result.environment} gave a score of {result.scores[0]}", retry=Retry.NEVER)
-            self.wall_s += result.wall_s
-            self.cpu_s += result.seats[0].cpu_s
+    def _account(self, result: MatchResult) -> None:
+        if result.status is MatchStatus.CANCELLED:
+            raise Cancelled(result.error)
+        if result.status is MatchStatus.VOID:
+            # A game names itself; it will fail on the same seeds again.
+            retry = Retry.NEVER if result.error.startswith(result.environment) else Retry.SAFE
+            raise EvaluationVoid(result.error, retry=retry)
+        if not all(map(math.isfinite, result.scores)):
+            raise EvaluationVoid(f"{result.environment} gave a score of {result.scores[0]}", retry=Retry.NEVER)
+        self.wall_s += result.wall_s
+        self.cpu_s += result.seats[0].cpu_s
 
     def _failed(self, number: int, seat: SeatResult) -> _Failed:
         move = f", move {seat.moves + 1}" if seat.moves else ""
-        where = "" if seat.status is SeatStatus.LOAD else f" in episode {number + 1} of {len(self._seeds)}{move}"
+        where = "" if seat.status is SeatStatus.LOAD else f" in {self._what} {number + 1} of {len(self._seeds)}{move}"
         return _Failed(seat.status, f"{seat.status.value}{where}: {seat.reason or 'no reason was given'}", seat.log)
 
     def _out_of_time(self, result: MatchResult) -> _Failed:
         limit = self._spec.clock.match_s
         reason = f"timeout: its {len(self._seeds)} episodes took longer than {limit:g} s together; think less per move"
         return _Failed(SeatStatus.TIMEOUT, reason, result.seats[0].log)
+
+
+def _failure(empty: Evaluation, playing: _Playing, failure: _Failed) -> Evaluation:
+    return dataclasses.replace(
+        empty, status=Status.FAILED, fault=failure.fault, reason=failure.reason, cpu_s=playing.cpu_s,
+        wall_s=playing.wall_s, log=_tail(failure.log),
+    )  # fmt: skip
+
+
+def published(score: float, interval: Interval | None) -> tuple[float, float | None, float | None]:
+    """Score, low and high as everybody may see them: with PUBLISHED_DIGITS digits of the interval's half width."""
+    low = interval.low if interval and math.isfinite(interval.low) else None
+    high = interval.high if interval and math.isfinite(interval.high) else None
+    half = (high - low) / 2 if low is not None and high is not None else 0.0
+    if half > 0:
+        digits = PUBLISHED_DIGITS - 1 - math.floor(math.log10(half))
+    else:
+        digits = EXACT_DIGITS - 1 - math.floor(math.log10(abs(score))) if score else 0
+    digits = max(-300, min(300, digits))
+
+    def cut(value: float | None) -> float | None:
+        return None if value is None else round(value, digits)
+
+    return round(score, digits), cut(low), cut(high)
 
 
 def picks(returns: Sequence[float]) -> dict[int, tuple[str, ...]]:
@@ -292,35 +360,35 @@ def iqm(values: Sequence[float]) -> float:
 
 def _summary(empty: Evaluation, playing: _Playing, results: Sequence[MatchResult]) -> Evaluation:
     returns = _returns(results)
-    alone = playing.alone
     return dataclasses.replace(
         empty,
         score=fmean(returns),
-        interval=statistics.bootstrap(returns, seed=BOOTSTRAP_SEED),
+        # Sorted: which return is whose must not show in the interval.
+        interval=statistics.bootstrap(sorted(returns), seed=BOOTSTRAP_SEED),
         iqm=iqm(returns),
         median=median(returns),
         returns=tuple(returns),
         steps=tuple(result.steps for result in results),
-        cpu_s=sum(result.seats[0].cpu_s for result in results),
+        cpu_s=playing.cpu_s,
         wall_s=playing.wall_s,
-        log=_tail(alone[0].seats[0].log),
+        log=_tail(results[0].seats[0].log),
         replays=tuple(
-            Recording(episode=number, roles=roles, replay=alone[number].replay)
+            dataclasses.replace(_recording(number, results[number]), roles=roles)
             for number, roles in picks(returns).items()
         ),
     )
 
 
+def _recording(number: int, result: MatchResult, *, log: bool = False) -> Recording:
+    seat = result.seats[0]
+    return Recording(
+        episode=number, replay=result.replay, score=seat.score, steps=result.steps, fault=seat.status,
+        log=_tail(seat.log) if log else "",
+    )  # fmt: skip
+
+
 def _returns(results: Sequence[MatchResult]) -> list[float]:
     return [result.scores[0] for result in results]
-
-
-def _differ(one: MatchResult, other: MatchResult) -> bool:
-    return (one.scores, one.steps) != (other.scores, other.steps)
-
-
-def _faulty(result: MatchResult) -> bool:
-    return result.seats[0].status is not SeatStatus.OK
 
 
 def _tail(log: str) -> str:
@@ -332,10 +400,13 @@ def _tail(log: str) -> str:
 
 class _Places(Protocol):
     at_once: int
-    """Games that go side by side when each is played alone."""
+    """Episodes that are played side by side."""
 
-    def together(self, spec: MatchSpec, seeds: Sequence[int]) -> list[MatchResult]: ...
-    def alone(self, specs: Sequence[MatchSpec]) -> list[MatchResult]: ...
+    def play(self, specs: Sequence[MatchSpec]) -> list[MatchResult]: ...
+
+
+def _places(table: Rack | Runner, cancelled: Cancel | None) -> _Places:
+    return _OnRack(table, cancelled) if isinstance(table, Rack) else _OnRunner(table, cancelled)
 
 
 class _OnRack:
@@ -345,11 +416,7 @@ class _OnRack:
         self._rack = rack
         self._cancelled = cancelled
 
-    def together(self, spec: MatchSpec, seeds: Sequence[int]) -> list[MatchResult]:
-        with on_one_processor():  # as a runner's workers are
-            return lockstep.evaluate(spec, seeds, rack=self._rack, cancelled=self._cancelled)
-
-    def alone(self, specs: Sequence[MatchSpec]) -> list[MatchResult]:
+    def play(self, specs: Sequence[MatchSpec]) -> list[MatchResult]:
         return [play(spec, rack=self._rack, cancelled=self._cancelled) for spec in specs]
 
 
@@ -359,22 +426,18 @@ class _OnRunner:
         self._cancelled = cancelled
         self.at_once = runner.workers
 
-    def together(self, spec: MatchSpec, seeds: Sequence[int]) -> list[MatchResult]:
-        """By one worker: which games share a process must not depend on how many processors there are."""
-        return self._results(self._runner.submit(spec, seeds=seeds))
-
-    def alone(self, specs: Sequence[MatchSpec]) -> list[MatchResult]:
+    def play(self, specs: Sequence[MatchSpec]) -> list[MatchResult]:
         handles = [self._runner.submit(spec) for spec in specs]
         try:
-            return [self._results(handle)[0] for handle in handles]
+            return [self._result(handle) for handle in handles]
         finally:
             for handle in handles:
                 handle.cancel()
 
-    def _results(self, handle: Handle) -> list[MatchResult]:
+    def _result(self, handle: Handle) -> MatchResult:
         while True:
             try:
-                return handle.results(POLL_S if self._cancelled else None)
+                return handle.results(POLL_S if self._cancelled else None)[0]
             except TimeoutError:
                 if self._cancelled and self._cancelled():
                     handle.cancel()

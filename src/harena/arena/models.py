@@ -26,7 +26,7 @@ from sqlalchemy import exc
 
 from harena.errors import HarenaError, SpecError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 MAX_NAME = 200
 """Owners, algorithms, environments, file names: longer ones are refused."""
@@ -185,6 +185,19 @@ class TournamentState(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
+class FinalState(enum.StrEnum):
+    """How far a finalist's second evaluation is."""
+
+    CHOSEN = "chosen"
+    """By its owner; the finals have not begun."""
+    QUEUED = "queued"
+    DONE = "done"
+    FAILED = "failed"
+    """By the agent's own fault."""
+    VOID = "void"
+    """The platform gave up: start the finals again."""
+
+
 class JobState(enum.StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
@@ -331,7 +344,8 @@ seasons = sa.Table(
     sa.Column("id", _Serial, primary_key=True, autoincrement=True),
     sa.Column("env_id", _Name, sa.ForeignKey("environments.env_id"), nullable=False),
     sa.Column("name", _Name, nullable=False),
-    sa.Column("secret", sa.LargeBinary(32), nullable=False),
+    sa.Column("secret", sa.LargeBinary(32), nullable=False),  # of the public board's episodes
+    sa.Column("final_secret", sa.LargeBinary(32)),  # of the finals'; null: the season ended before there were any
     sa.Column("frozen", sa.Boolean, nullable=False),
     _time("started_at"),
     _time("ended_at", nullable=True),
@@ -399,6 +413,48 @@ evaluations = sa.Table(
     sa.Column("metrics", Json, nullable=False),
     _time("created_at"),
     sqlite_autoincrement=True,
+)
+
+draws = sa.Table(
+    "draws",
+    metadata,
+    sa.Column("season_id", _Serial, sa.ForeignKey("seasons.id"), primary_key=True),
+    sa.Column("code", _Digest, primary_key=True),
+    sa.Column("conditions", _Digest, primary_key=True),  # episodes, clock and limits that it was played with
+    sa.Column("fault", sa.String(16)),  # null: it has a score
+    sa.Column("score", sa.Double),
+    sa.Column("low", sa.Double),
+    sa.Column("high", sa.Double),
+    sa.Column("episodes", sa.Integer, nullable=False),
+    sa.Column("metrics", Json, nullable=False),  # hidden until the season ends
+    _time("created_at"),
+)
+"""What code got on the hidden episodes of a season. The primary key is why the same code is never drawn twice."""
+
+practices = sa.Table(
+    "practices",
+    metadata,
+    sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), primary_key=True),
+    sa.Column("report", Json, nullable=False),
+    _time("created_at"),
+)
+"""The latest practice evaluation of each submission, on public seeds. For its owner."""
+
+finalists = sa.Table(
+    "finalists",
+    metadata,
+    sa.Column("season_id", _Serial, sa.ForeignKey("seasons.id"), primary_key=True),
+    sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), primary_key=True),
+    sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), nullable=False),
+    sa.Column("chosen", sa.Boolean, nullable=False),  # by its owner
+    sa.Column("state", Choice(FinalState), nullable=False),
+    sa.Column("job_id", _Serial),
+    sa.Column("score", sa.Double),
+    sa.Column("low", sa.Double),
+    sa.Column("high", sa.Double),
+    sa.Column("episodes", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("metrics", Json),  # hidden until the season ends
+    _time("created_at"),
 )
 
 board = sa.Table(
@@ -492,6 +548,7 @@ standings = sa.Table(
     sa.Column("draws", sa.Integer, nullable=False),
     sa.Column("losses", sa.Integer, nullable=False),
     sa.Column("component", sa.Integer, nullable=False),
+    sa.Column("final", sa.Boolean, nullable=False, server_default=sa.false()),  # the score is that of the finals
     _time("at"),
     sa.Index("standings_in_order", "season_id", "board", "place"),
 )

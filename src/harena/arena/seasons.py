@@ -1,6 +1,8 @@
 """Seasons of an environment: start, freeze, finals, end. Guarantees: a season ends as a whole, its boards kept, its
-open matches and submissions called off and its secret revealed, or not at all; the next one starts empty. Finals are
-played after the freeze, on seeds that did not exist before it, and decide the final order of the ladder.
+open matches and submissions called off and its secrets revealed, or not at all; the next one starts empty. Finals come
+after the freeze and decide the final order. Those of a ladder are matches on seeds that did not exist before it; those
+of a verified environment are evaluations on seeds from a second secret, to which the season was committed at its start
+(`harena.arena.finals`).
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from harena.arena import evaluate, ratings, roster
+from harena.arena import evaluate, finals, ratings, roster
 from harena.arena.accounts import Season
+from harena.arena.finals import Finalist
 from harena.arena.fold import Fold
 from harena.arena.jobs import Queue
 from harena.arena.matches import Matches
@@ -21,6 +24,7 @@ from harena.arena.models import (
     Conflict,
     EnvironmentKind,
     Event,
+    FinalState,
     Kind,
     MatchState,
     TournamentState,
@@ -31,6 +35,8 @@ from harena.arena.store import Store
 from harena.arena.tournaments import Tournament, Tournaments, finals_of
 
 ENDED = "the season has ended"
+TOP = 8
+"""Agents in a ladder's finals."""
 
 
 class Seasons:
@@ -57,35 +63,46 @@ class Seasons:
             self._tell(season, "frozen" if frozen else "open")
             return season
 
-    def finals(self, season_id: int, *, top: int = 8, games: int = 2) -> Tournament:
-        """A round robin of the best, each meeting with both seats on the same seeds. Again only when the one before was
-        cancelled."""
+    def finals(self, season_id: int, *, top: int | None = None, games: int = 2) -> Tournament:
+        """Of a ladder: a round robin of the best (TOP of them by default), each meeting with both seats on the same
+        seeds. Again only when the one before was cancelled."""
         with self._store.begin():
-            season = self._store.season(season_id)
-            if season.ended_at is not None:
-                raise Conflict(ENDED)
-            if not season.frozen:
-                raise Conflict("finals come after the freeze: freeze the season first")
+            season = self._frozen(season_id)
             if finals_of(self._store, season_id, TournamentState.RUNNING, TournamentState.FINISHED) is not None:
                 raise Conflict("the season has its finals already: cancel them to have others")
             there = self._standings.count(season.env_id, season_id=season_id)
+            most = max(2, min(top or TOP, there))
             return self._tournaments.create(
-                season.env_id, f"{season.name:.180} finals", top=max(2, min(top, there)), games=games, finals=True
+                season.env_id, f"{season.name:.180} finals", top=most, games=games, finals=True
             )  # fmt: skip
 
-    def end(self, season_id: int) -> Season:
-        """Keeps the boards, empties the live ones and reveals the secret."""
+    def evaluate_finalists(self, season_id: int, *, top: int | None = None) -> list[Finalist]:
+        """The finals of a verified environment: queues the finalists of every owner, or of the `top` owners."""
+        with self._store.begin():
+            season = self._frozen(season_id)
+            if self._store.environment(season.env_id).kind is not EnvironmentKind.VERIFIED:
+                raise Conflict(f"{season.env_id} is not verified: its finals are not evaluations")
+            if self._store.final_secret(season_id) is None:
+                raise Conflict("the season has no second secret")
+            started = finals.start(self._store, self._queue, season, top=top)
+            self._tell(season, "finals")
+            return started
+
+    def end(self, season_id: int, *, without_finals: bool = False) -> Season:
+        """Keeps the boards, empties the live ones and reveals the secrets. A verified season with scores ends after its
+        finals, unless the host wants none: then the public board stands."""
         with self._store.begin():
             season = self._store.season(season_id)
             if season.ended_at is not None:
                 raise Conflict(ENDED)
             if finals_of(self._store, season_id, TournamentState.RUNNING) is not None:
                 raise Conflict("the finals are being played: wait for them, or cancel them")
+            decided = self._decided(season, without_finals)
             self._call_off(season)
             if self._store.environment(season.env_id).kind is EnvironmentKind.LADDER:
                 self._settle_ladder(season)
             for kind in Kind:
-                self._standings.archive(season.env_id, season_id, kind)
+                self._standings.archive(season.env_id, season_id, kind, decided if kind is Kind.VERIFIED else ())
             ended = self._store.end_season(season_id)
             self._tell(ended, "ended")
             return ended
@@ -98,7 +115,37 @@ class Seasons:
         """To the secret, from the start on: shows in the end that it was not changed."""
         return evaluate.commitment(self._store.season_secret(season_id))
 
+    def final_commitment(self, season_id: int) -> str | None:
+        """To the second secret, as `commitment`."""
+        secret = self._store.final_secret(season_id)
+        return None if secret is None else evaluate.commitment(secret)
+
     # ---- parts ----
+
+    def _frozen(self, season_id: int) -> Season:
+        season = self._store.season(season_id)
+        if season.ended_at is not None:
+            raise Conflict(ENDED)
+        if not season.frozen:
+            raise Conflict("finals come after the freeze: freeze the season first")
+        return season
+
+    def _decided(self, season: Season, without_finals: bool) -> Sequence[Finalist]:
+        """The results of a verified season's finals; none where there is nothing to decide, or the host wants none."""
+        if self._store.environment(season.env_id).kind is not EnvironmentKind.VERIFIED:
+            return ()
+        if without_finals:
+            finals.cancel(self._store, self._queue, season.id)
+            return ()
+        through = finals.progress(self._store, season.id)
+        if through is None:
+            if self._store.board_size(season.env_id):
+                raise Conflict("its finals have not been played: freeze it and start them, or end it without finals")
+            return ()
+        done, total = through
+        if done < total:
+            raise Conflict(f"the finals are being played, {done} of {total} are through: wait, or end without finals")
+        return [one for one in finals.every(self._store, season.id) if one.state is FinalState.DONE]
 
     def _call_off(self, season: Season) -> None:
         """What has no result yet will have none: it would come too late for the boards."""
@@ -119,8 +166,8 @@ class Seasons:
     def _settle_ladder(self, season: Season) -> None:
         fold = Fold(self._store, season.env_id, season.id)
         fold.advance()
-        finals = finals_of(self._store, season.id, TournamentState.FINISHED)
-        lines = final_lines(fold, roster.live(self._store, season.id), finals)
+        played = finals_of(self._store, season.id, TournamentState.FINISHED)
+        lines = final_lines(fold, roster.live(self._store, season.id), played)
         self._standings.replace(season.env_id, season.id, Board.LADDER, lines)
 
     def _tell(self, season: Season, what: str) -> None:

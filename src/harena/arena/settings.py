@@ -162,6 +162,13 @@ class EnvironmentSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=Tru
     rules: Annotated[str, Meta(max_length=50_000)] = ""
     sample_agent: Annotated[str, Meta(max_length=50_000)] = ""
     episodes: Annotated[int, Meta(ge=1, le=evaluate.MAX_EPISODES)] = evaluate.EPISODES
+    """On hidden seeds, for the public board."""
+    practice_episodes: Annotated[int, Meta(ge=1, le=100)] = evaluate.PRACTICE_EPISODES
+    """On public seeds, with logs and replays for the owner."""
+    final_episodes: Annotated[int, Meta(ge=1, le=evaluate.MAX_EPISODES)] = evaluate.FINAL_EPISODES
+    """On seeds from the second secret, for the final board."""
+    finalists: Annotated[int, Meta(ge=1, le=10)] = 2
+    """Submissions of each owner that are evaluated again at the season's end."""
     start_s: _Seconds = 30.0
     move_s: _Seconds = 5.0
     bank_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0

@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from harena.arena import models, ratings, roster
+from harena.arena.finals import Finalist
 from harena.arena.fold import Fold
 from harena.arena.models import (
     Board,
@@ -67,6 +68,10 @@ class Standing:
     benched: bool = False
     provisional: bool = False
     """So few games that its place is not to be trusted yet."""
+    final: bool = False
+    """The score is that of the finals."""
+    public_score: float | None = None
+    """Of a finalist: what it had on the public board."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,24 +201,50 @@ class Standings:
             body = {"board": which.value, "season_id": season_id, "entries": len(lines)}
             self._store.publish(f"board:{env_id}", "board", body)
 
-    def archive(self, env_id: str, season_id: int, kind: Kind) -> None:
-        """Keeps the live board of scores as the season's, and empties it."""
+    def archive(self, env_id: str, season_id: int, kind: Kind, finalists: Sequence[Finalist] = ()) -> None:
+        """Keeps the live board of scores as the season's, and empties it. Finalists come first, as their finals were;
+        then the others, as they stand on the public board."""
         which = Board(kind.value)
-        of = (board.c.env_id == env_id) & (board.c.kind == kind)
+        first = self._final_lines(env_id, season_id, finalists)
         ahead = (board.c.score.desc(), board.c.at, board.c.submission_id)
-        zero = sa.literal(0)
+        zero, above = sa.literal(0), sa.literal(len(first))
         lines = sa.select(
             sa.literal(season_id), sa.literal(which, standings.c.board.type), board.c.submission_id, board.c.env_id,
             owners.c.name, board.c.algorithm, submissions.c.version,
-            sa.func.rank().over(order_by=board.c.score.desc()), sa.func.row_number().over(order_by=ahead),
-            board.c.score, board.c.low, board.c.high, zero, zero, zero, zero, zero, board.c.at,
+            sa.func.rank().over(order_by=board.c.score.desc()) + above,
+            sa.func.row_number().over(order_by=ahead) + above,
+            board.c.score, board.c.low, board.c.high, zero, zero, zero, zero, zero, board.c.at, sa.false(),
         ).join(owners, owners.c.id == board.c.owner_id)  # fmt: skip
         lines = lines.join(submissions, submissions.c.id == board.c.submission_id)
+        of = (board.c.env_id == env_id) & (board.c.kind == kind)
+        in_finals = sa.exists().where(
+            standings.c.season_id == season_id, standings.c.board == which,
+            standings.c.submission_id == board.c.submission_id,
+        )  # fmt: skip
         with self._store.begin() as connection:
             there = (standings.c.season_id == season_id) & (standings.c.board == which)
             connection.execute(standings.delete().where(there))
-            connection.execute(standings.insert().from_select(list(_FIELDS), lines.where(of)))
+            if first:
+                connection.execute(standings.insert(), [_row(line) for line in first])
+            connection.execute(standings.insert().from_select(list(_FIELDS), lines.where(of, ~in_finals)))
             connection.execute(board.delete().where(of))
+
+    def _final_lines(self, env_id: str, season_id: int, finalists: Sequence[Finalist]) -> list[Standing]:
+        scored = [(one.score, one) for one in finalists if one.score is not None]
+        lines: list[Standing] = []
+        rank, last = 0, None
+        for score, one in sorted(scored, key=lambda pair: (-pair[0], pair[1].submission_id)):
+            of = self._store.submission(one.submission_id)
+            if of.deleted_at is not None:
+                continue
+            place = len(lines) + 1
+            rank, last = (rank if score == last else place), score
+            lines.append(Standing(
+                season_id=season_id, board=Board.VERIFIED, submission_id=of.id, env_id=env_id, owner=of.owner,
+                algorithm=of.algorithm, version=of.version, rank=rank, place=place, score=score, low=one.low,
+                high=one.high, games=0, wins=0, draws=0, losses=0, component=0, at=of.created_at, final=True,
+            ))  # fmt: skip
+        return lines
 
     # ---- parts ----
 
@@ -283,11 +314,12 @@ def _row(line: Standing) -> dict[str, Any]:
 _SIDES = (("mine", "my_score"), ("other", "other_score"))
 _FIELDS = (
     "season_id", "board", "submission_id", "env_id", "owner", "algorithm", "version", "rank", "place", "score", "low",
-    "high", "games", "wins", "draws", "losses", "component", "at",
+    "high", "games", "wins", "draws", "losses", "component", "at", "final",
 )  # fmt: skip
 _BENCHED = sa.exists().where(
     benches.c.submission_id == standings.c.submission_id, benches.c.lifted_at.is_(None)
 )  # fmt: skip
 _STANDINGS = sa.select(
-    *(standings.c[name] for name in _FIELDS), submissions.c.anonymous, _BENCHED.label("benched")
+    *(standings.c[name] for name in _FIELDS), submissions.c.anonymous, _BENCHED.label("benched"),
+    sa.case((standings.c.final, submissions.c.score)).label("public_score"),
 ).join(submissions, submissions.c.id == standings.c.submission_id)  # fmt: skip

@@ -2,19 +2,25 @@
 
 Guarantees: what is refused leaves nothing behind; a submission is in the queue as soon as it is in the database, and
 its result is written in one transaction with the end of its job. An agent's own fault is its result; the platform's is
-tried again and in the end gives the quota back. Does not ask who may do it: whoever calls has asked that.
+tried again and in the end gives the quota back. Of a verified agent its owner gets the log, returns and replays of a
+practice on public seeds; of the hidden episodes a score, or the kind of fault, and nothing else. Does not ask who may
+do it: whoever calls has asked that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harena.arena import evaluate, intake, package, script
+from harena.arena import draws, evaluate, finals, intake, package, script
 from harena.arena.accounts import Environment
+from harena.arena.draws import Draw
 from harena.arena.evaluate import Status
 from harena.arena.files import FileMissing, FileStore
 from harena.arena.intake import Intake, IntakeError, Upload
@@ -36,7 +42,7 @@ from harena.arena.store import Outcome, Store, Submission
 from harena.arena.workers import Commit, Handler, TryAgain
 from harena.errors import BackendUnavailable
 from harena.match import agents, validate
-from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec
+from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, SeatStatus
 from harena.match.runner import Runner
 from harena.sandbox.session import Sandbox
 
@@ -46,6 +52,13 @@ MAX_LOG = 64 * 1024
 MAX_MAIN = 200
 MAX_SHOWN = 100
 POLL_S = 0.05
+RELEASE_S, RELEASE_FACTOR = 0.25, math.sqrt(2)
+"""Results on hidden episodes are published so long after the start of their job, or a power of the factor later."""
+HIDDEN_FAULT = (
+    "{} in a hidden episode. Its practice went well. What it saw and printed there stays hidden until the season ends: "
+    "try it on more seeds of your own. The same code keeps this result"
+)
+"""Where and how would tell an owner what the hidden episodes are like, bit by bit."""
 WHAT_AN_AGENT_IS = (
     "agents play each other here, and this has none: define `class Agent` with `act(self, observation)`, "
     "or `def act(observation)`"
@@ -93,7 +106,7 @@ class Submissions:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        return {"evaluate": self.evaluate, "script": self.script, "enter": self.enter}
+        return {"evaluate": self.evaluate, "script": self.script, "enter": self.enter, finals.JOB: self.final}
 
     # ---- taking in ----
 
@@ -223,10 +236,11 @@ class Submissions:
         return Place(position=0, eta_s=0.0)
 
     def log(self, submission: Submission) -> str:
-        """For its owner only."""
-        if submission.log_digest is None:
-            return ""
-        return self._files.get(submission.log_digest, max_bytes=MAX_LOG).decode("utf-8", "replace")
+        """For its owner only. A verified agent's is that of its practice."""
+        return "" if submission.log_digest is None else self.kept_log(submission.log_digest)
+
+    def kept_log(self, digest: str) -> str:
+        return self._files.get(digest, max_bytes=MAX_LOG).decode("utf-8", "replace")
 
     def code(self, submission: Submission) -> AgentCode | ScriptCode:
         """For the platform, by a name that everybody may see."""
@@ -241,7 +255,7 @@ class Submissions:
     # ---- jobs ----
 
     def evaluate(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
-        """An agent on the hidden episodes of its season."""
+        """An agent on public practice episodes, then on the hidden episodes of its season."""
         return self._run(job, lambda submission: self._evaluate(submission, cancelled))
 
     def script(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
@@ -253,28 +267,102 @@ class Submissions:
         return self._run(job, lambda submission: self._enter(submission, cancelled))
 
     def _evaluate(self, submission: Submission, cancelled: Callable[[], bool]) -> Commit:
-        code = self._agent(submission)
-        settings = self._play_settings(submission)
+        """Practice first, for the owner's eyes; who cannot get through that is not drawn."""
+        began = time.monotonic()
+        code, settings = self._agent(submission), self._play_settings(submission)
+        practice = evaluate.practice(
+            code, submission.env_id, table=self._table(), episodes=settings.practice_episodes, clock=settings.clock,
+            memory_mb=settings.memory_mb, processes=settings.processes, name=submission.id, cancelled=cancelled,
+        )  # fmt: skip
+        report = self._practice_report(practice)
+        log_digest = self._keep_log(practice.log)
+        if practice.status is Status.FAILED:
+            commit = self._fails(submission, practice.reason, practice.fault.value, log_digest, practice.wall_s)
+            return self._with_practice(submission, report, commit)
+        draw = self._drawn(submission, code, settings, cancelled)
+        wall_s = _hold(began, cancelled)
+
+        def commit_draw() -> None:
+            kept = draws.keep(self._store, draw)
+            if kept.fault is not None or kept.score is None:
+                fault = kept.fault or SeatStatus.CRASH.value
+                self._fails(submission, HIDDEN_FAULT.format(fault), fault, log_digest, wall_s)()
+            else:
+                self._ranks(submission, _outcome(kept), log_digest, wall_s)()
+
+        return self._with_practice(submission, report, commit_draw)
+
+    def _drawn(
+        self, submission: Submission, code: AgentCode, settings: EnvironmentSettings, cancelled: Callable[[], bool]
+    ) -> Draw:
+        """What the code got on the hidden episodes: before, or now."""
+        season_id, conditions = _season_id(submission), draws.conditions(settings)
+        known = draws.find(self._store, season_id, submission.digest, conditions)
+        if known is not None:
+            return known
         done = evaluate.evaluate(
-            code, submission.env_id, secret=self._store.season_secret(_season_id(submission)), table=self._table(),
+            code, submission.env_id, secret=self._store.season_secret(season_id), table=self._table(),
             episodes=settings.episodes, clock=settings.clock, memory_mb=settings.memory_mb,
             processes=settings.processes, name=submission.id, cancelled=cancelled,
         )  # fmt: skip
-        log_digest = self._keep_log(done.log)
-        if done.status is Status.FAILED or done.score is None:
-            return self._fails(submission, done.reason, done.fault.value, log_digest, done.wall_s)
+        score, low, high = _published(done)
+        return Draw(
+            season_id=season_id, code=submission.digest, conditions=conditions,
+            fault=done.fault.value if done.status is Status.FAILED else None, score=score, low=low, high=high,
+            episodes=len(done.returns), metrics=self._hidden(done),
+        )  # fmt: skip
+
+    def final(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
+        """A finalist on the episodes of the season's second secret."""
+        submission = self._store.submission(job.payload["submission_id"])
+        season_id = _season_id(submission)
+        secret = self._store.final_secret(season_id)
+        if self._store.season(season_id).ended_at is not None or secret is None:
+            return _nothing
+        code, settings = self._agent(submission), self._play_settings(submission)
+        episodes = settings.final_episodes
+        # As much time for each episode as on the public board.
+        match_s = min(86400.0, settings.match_s * max(1.0, episodes / settings.episodes))
+        done = evaluate.evaluate(
+            code, submission.env_id, secret=secret, table=self._table(), episodes=episodes,
+            clock=dataclasses.replace(settings.clock, match_s=match_s), memory_mb=settings.memory_mb,
+            processes=settings.processes, name=f"{submission.id}-final", cancelled=cancelled,
+        )  # fmt: skip
+        score, low, high = _published(done)
+        metrics = self._hidden(done)
+
+        def commit() -> None:
+            finals.keep(
+                self._store, season_id, submission.id, score=score, low=low, high=high, episodes=episodes,
+                metrics=metrics, job_id=job.id,
+            )  # fmt: skip
+
+        return commit
+
+    def _hidden(self, done: evaluate.Evaluation) -> dict[str, Any]:
+        """All that is known of an evaluation on hidden seeds, for when the season has ended."""
         replays = [
             {"episode": one.episode, "roles": list(one.roles), "digest": self._files.put(one.replay)}
             for one in done.replays
         ]
-        outcome = Outcome(
-            score=done.score,
-            low=done.interval.low if done.interval else None,
-            high=done.interval.high if done.interval else None,
-            episodes=len(done.returns),
-            metrics=done.as_json() | {"replays": replays},
-        )
-        return self._ranks(submission, outcome, log_digest, done.wall_s)
+        return done.as_json() | {"replays": replays, "log": self._keep_log(done.log)}
+
+    def _practice_report(self, done: evaluate.Evaluation) -> dict[str, Any]:
+        seeds = evaluate.practice_seeds(done.environment, len(done.replays))
+        episodes = [
+            {"episode": one.episode, "seed": str(seeds[one.episode]), "score": one.score, "steps": one.steps,
+             "fault": "" if one.fault is SeatStatus.OK else one.fault.value,
+             "replay": self._files.put(one.replay) if one.replay else None, "log": self._keep_log(one.log)}
+            for one in done.replays
+        ]  # fmt: skip
+        return {"episodes": episodes, "score": done.score, "cpu_s": round(done.cpu_s, 6)}
+
+    def _with_practice(self, submission: Submission, report: dict[str, Any], commit: Commit) -> Commit:
+        def both() -> None:
+            draws.keep_practice(self._store, submission.id, report)
+            commit()
+
+        return both
 
     def _script(self, submission: Submission, cancelled: Callable[[], bool]) -> Commit:
         code = intake.as_script(self._code(submission))
@@ -312,6 +400,8 @@ class Submissions:
 
     def dead(self, job: Job) -> None:
         """The platform gave the job up. Inside the transaction that did."""
+        if job.kind == finals.JOB:
+            finals.give_up(self._store, job.payload["season_id"], job.payload["submission_id"], job.id)
         if job.kind in JOBS:
             submission = self._store.submission(job.payload["submission_id"])
             if submission.state in ACTIVE and submission.job_id == job.id:
@@ -419,6 +509,31 @@ class Submissions:
 
 
 _LADDER = EnvironmentKind.LADDER
+
+
+def release_s(elapsed_s: float) -> float:
+    """When a result is published that was known after `elapsed_s`: at one of a few moments. An agent that thinks longer
+    where it sees something would tell its owner by the time that it takes."""
+    steps = math.ceil(math.log(max(elapsed_s, RELEASE_S) / RELEASE_S, RELEASE_FACTOR) - 1e-9)
+    return RELEASE_S * RELEASE_FACTOR**steps
+
+
+def _hold(began: float, cancelled: Callable[[], bool]) -> float:
+    """Waits for that moment; the seconds from the beginning to it."""
+    total_s = release_s(time.monotonic() - began)
+    while (left_s := began + total_s - time.monotonic()) > 0 and not cancelled():
+        time.sleep(min(left_s, POLL_S))
+    return total_s
+
+
+def _published(done: evaluate.Evaluation) -> tuple[float | None, float | None, float | None]:
+    return (None, None, None) if done.score is None else evaluate.published(done.score, done.interval)
+
+
+def _outcome(draw: Draw) -> Outcome:
+    return Outcome(
+        score=draw.score or 0.0, low=draw.low, high=draw.high, episodes=draw.episodes, metrics=draw.metrics
+    )  # fmt: skip
 
 
 def _fitting(taken: Intake, environment: EnvironmentKind) -> AgentCode | ScriptCode:

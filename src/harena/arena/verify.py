@@ -25,6 +25,7 @@ from harena.match import replay_format
 from harena.match.replay import Replay
 from harena.match.result import AgentCode
 from harena.match.runner import Runner
+from harena.statistics import bootstrap
 
 MATCHES_OF_AGENT = 10
 """Of an agent on a ladder, so many of its latest are checked."""
@@ -150,7 +151,7 @@ class Verifier:
         """What is stored of an evaluation must fit together, whatever the agent would do now: its score, its returns,
         and the replays of the episodes that were recorded. Empty: it does."""
         returns: list[float] = stored.metrics.get("returns") or []
-        if not returns or len(returns) != stored.episodes or fmean(returns) != stored.score:
+        if not returns or len(returns) != stored.episodes or stored.score not in _scores_of(returns):
             return "the stored score is not the mean of the stored returns"
         if submission.state is State.RANKED and submission.score != stored.score:
             return "the score on the board is not that of its latest evaluation"
@@ -174,6 +175,13 @@ class Verifier:
         if self._runner is None:
             raise BackendUnavailable("there is no runner to play on")
         return self._runner
+
+
+def _scores_of(returns: list[float]) -> tuple[float, float]:
+    """As it is published, and as older versions stored it."""
+    mean = fmean(returns)
+    interval = bootstrap(sorted(returns), seed=evaluate.BOOTSTRAP_SEED)
+    return evaluate.published(mean, interval)[0], mean
 
 
 def _compare(match: Match, replay: Replay) -> Finding:

@@ -202,6 +202,25 @@ def episode(submission_id: str, episode: int, format: str = "json") -> Call[byte
     return Call(path=path, params=params, decode=bytes, max_bytes=MAX_REPLAY)
 
 
+def practice(submission_id: str) -> Call[list[shapes.PracticeEpisode]]:
+    """Of a verified agent, for its owner: its episodes on public seeds."""
+    path = _of("submission", submission_id, "/practice")
+    return Call(path=path, decode=_many(shapes.PracticeEpisode, "episodes"))
+
+
+def practice_replay(submission_id: str, episode: int, format: str = "json") -> Call[bytes]:
+    """The replay of one of them: json, html or compact."""
+    params = _params(format=_choice(format, REPLAYS, "format of a replay"))
+    path = _of("submission", submission_id, f"/practice/{int(episode)}")
+    return Call(path=path, params=params, decode=bytes, max_bytes=MAX_REPLAY)
+
+
+def choose_finalist(submission_id: str, chosen: bool = True) -> Call[shapes.Submission]:
+    """For the finals of its season, or takes that back."""
+    path = _of("submission", submission_id, "/finalist")
+    return Call(method="POST", path=path, body={"chosen": chosen}, decode=_one(shapes.Submission))
+
+
 def agent(owner: str, algorithm: str, env_id: str) -> Call[shapes.Agent]:
     """All versions of one agent."""
     params = _params(owner=owner, algorithm=algorithm, env_id=env_id)
@@ -303,8 +322,15 @@ def season_finals(season_id: int, *, top: int = 8, games: int = 2) -> Call[shape
     return Call(method="POST", path=path, body={"top": top, "games": games}, decode=_one(shapes.Tournament))
 
 
-def end_season(season_id: int) -> Call[shapes.Season]:
-    return Call(method="POST", path=_of("season", season_id, "/end"), decode=_one(shapes.Season))
+def evaluate_finalists(season_id: int, *, top: int | None = None) -> Call[shapes.Season]:
+    """The finals of a verified season: of every owner, or of the `top` owners."""
+    path = _of("season", season_id, "/finalists")
+    return Call(method="POST", path=path, body={"top": top}, decode=_one(shapes.Season))
+
+
+def end_season(season_id: int, *, without_finals: bool = False) -> Call[shapes.Season]:
+    path = _of("season", season_id, "/end")
+    return Call(method="POST", path=path, body={"without_finals": without_finals}, decode=_one(shapes.Season))
 
 
 def tournaments(env_id: str | None = None) -> Call[list[shapes.Tournament]]:

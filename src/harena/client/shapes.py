@@ -44,8 +44,13 @@ class Season:
     started_at: datetime.datetime | None = None
     ended_at: datetime.datetime | None = None
     commitment: str | None = None
+    final_commitment: str | None = None
+    """To the second secret, which the finals' seeds follow from."""
     secret: str | None = None
     """Hexadecimal, when the season has ended."""
+    final_secret: str | None = None
+    finals: Object | None = None
+    """Of a verified season: how many finalists are `done`, and the `total`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,13 @@ class Entry:
     benched: bool = False
     anonymous: bool = False
     spark: tuple[float, ...] = ()
+    tries: int | None = None
+    """Programs of the owner that were evaluated on the hidden episodes; the score is their best."""
+    discounted: float | None = None
+    """The score less what the best of that many equal tries has by luck."""
+    final: bool = False
+    """The score is that of the finals."""
+    public_score: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +119,8 @@ class Board:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
+    hidden: bool = False
+    """Only the number of episodes is told until the season has ended."""
     episodes: int = 0
     iqm: float | None = None
     median: float | None = None
@@ -141,6 +155,8 @@ class Submission:
     eta_s: float | None = None
     evaluation: Evaluation | None = None
     standing: Entry | None = None
+    final_result: Object | None = None
+    """Its evaluation in the finals, once the season has ended."""
     benched: str | bool | None = None
     """True, and to its owner the reason, where it may not play."""
     reason: str | None = None
@@ -148,6 +164,8 @@ class Submission:
     warnings: tuple[str, ...] = ()
     main_file: str = ""
     has_log: bool = False
+    finalist: bool = False
+    """Its owner has chosen it for the finals."""
 
     @property
     def final(self) -> bool:
@@ -158,6 +176,18 @@ class Submission:
 class Episode:
     episode: int
     roles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PracticeEpisode:
+    episode: int
+    seed: str = ""
+    score: float = 0.0
+    steps: int = 0
+    fault: str = ""
+    has_log: bool = False
+    url: str | None = None
+    """Of its replay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,9 @@ class Verbs:
     opponents = Verb(calls.opponents)
     episodes = Verb(calls.episodes)
     episode = Verb(calls.episode)
+    practice = Verb(calls.practice)
+    practice_replay = Verb(calls.practice_replay)
+    choose_finalist = Verb(calls.choose_finalist)
     agent = Verb(calls.agent)
 
     leaderboard = Verb(calls.leaderboard)
@@ -74,6 +77,7 @@ class Verbs:
     start_season = Verb(calls.start_season)
     freeze_season = Verb(calls.freeze_season)
     season_finals = Verb(calls.season_finals)
+    evaluate_finalists = Verb(calls.evaluate_finalists)
     end_season = Verb(calls.end_season)
     tournaments = Verb(calls.tournaments)
     tournament = Verb(calls.tournament)

@@ -151,10 +151,11 @@ def load_all(
     seats: Sequence[Seat], spec: MatchSpec, game: Game, cpus: set[int], look: Callable[[], None]
 ) -> Iterator[tuple[int, Seat, Fault]]:
     """Has all agents load side by side; who could not."""
+    dice = spec.seed if spec.agents_seed is None else spec.agents_seed
     for number, (seat, code) in enumerate(zip(seats, spec.agents, strict=True)):
         place = Place(
             seat=number, seats=game.seats, environment=game.id, observation=game.observation_space(number),
-            action=game.action_space(number), seed=agent_seed(spec.seed, number), config=spec.config,
+            action=game.action_space(number), seed=agent_seed(dice, number), config=spec.config,
             clock=spec.clock, log_bytes=spec.log_bytes, output_bytes=spec.output_bytes,
         )  # fmt: skip
         seat.sit(code, place, cpus, look)

@@ -76,6 +76,9 @@ class MatchSpec:
     environment: str
     agents: tuple[AgentCode, ...]
     seed: int = 0
+    agents_seed: int | None = None
+    """What the agents' own seeds follow from; None: the match's seed. Where that must stay hidden, an agent's seed must
+    not depend on it."""
     match_id: str = ""
     clock: Clock = field(default_factory=Clock)
     memory_mb: int = 512
