@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,8 @@ def test_values_come_back_as_they_went(box: Sandbox, value: Any) -> None:
 
 
 def test_large_values_come_back(box: Sandbox) -> None:
-    assert box.call("def f(n):\n    return 'x' * n", "f", [2_000_000]).value == "x" * 2_000_000
+    wide = Limits(output_bytes=4_000_000)
+    assert box.call("def f(n):\n    return 'x' * n", "f", [2_000_000], limits=wide).value == "x" * 2_000_000
     text = "y" * 2_000_000
     assert box.call("def f(s):\n    return len(s)", "f", [text]).value == len(text)
 
@@ -50,7 +52,24 @@ def test_answer_that_strict_json_refuses_is_the_guests_failure(box: Sandbox) -> 
     result = box.call(source, "f", ["digits"])
     assert (result.verdict, result.value) == (Verdict.EXIT, None)
     assert "4000 digits" in result.detail
-    assert box.call(source, "f", ["deep"]).verdict in (Verdict.OK, Verdict.EXIT)
+    assert box.call(source, "f", ["deep"]).verdict is Verdict.OUTPUT
+
+
+@pytest.mark.parametrize(
+    ("value", "output_bytes"),
+    [("'x' * 2000", 1000), ("[[]] * 400_000", 1_000_000), ("[[]] * 3_000_000", 20_000_000), ("deep", 20_000_000)],
+)
+def test_answer_is_bounded_before_it_is_taken_apart(box: Sandbox, value: str, output_bytes: int) -> None:
+    """Three bytes of JSON become sixty in the host's memory."""
+    source = f"deep = []\nfor _ in range(300): deep = [deep, 1]\ndef f():\n    return {value}\n"
+    tracemalloc.start()
+    try:
+        result = box.call(source, "f", limits=Limits(output_bytes=output_bytes))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (result.verdict, result.value, result.exit_code) == (Verdict.OUTPUT, None, None)
+    assert peak < 100_000_000
 
 
 @pytest.mark.parametrize(

@@ -224,3 +224,11 @@ def test_slow_call_of_one_thread_does_not_hold_back_another(box: Sandbox) -> Non
         slow = threads.submit(box.exec, ["sh", "-c", "while [ ! -e go ]; do sleep 0.01; done; echo went"])
         box.write("go", b"")
         assert slow.result(30).stdout == b"went\n"
+
+
+def test_output_longer_than_any_message_comes_whole(box: Sandbox) -> None:
+    limits = Limits(output_bytes=256_000_000, wall_s=120)
+    result = box.exec(["sh", "-c", "head -c 70000000 /dev/zero; echo end; echo err >&2"], limits=limits)
+    assert result.ok
+    assert (len(result.stdout), result.stdout[-4:], result.stderr) == (70_000_004, b"end\n", b"err\n")
+    assert result.usage.bytes == 70_000_008

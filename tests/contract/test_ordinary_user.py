@@ -69,19 +69,40 @@ def python(project: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "which"), [("exec", ""), ("run", ""), ("limits", "exec"), ("visible", "exec"), ("fork", ""), ("life", "")]
+    ("name", "which", "variant"),
+    [
+        ("exec", "", "native"),
+        ("run", "", "native"),
+        ("limits", "exec", "native"),
+        ("visible", "exec", "native"),
+        ("fork", "", "native"),
+        ("life", "", "native"),
+        ("memory", "", "native"),
+        ("memory", "", "bubblewrap"),
+    ],
 )
-def test_contract_holds(project: Path, python: str, name: str, which: str) -> None:
+def test_contract_holds(project: Path, python: str, name: str, which: str, variant: str) -> None:
+    contract(project, python, name, "-m", "not soak", "-k", which, variant=variant)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("variant", ["native", "bubblewrap"])
+def test_ten_thousand_programs_find_nothing(project: Path, python: str, variant: str) -> None:
+    contract(project, python, "memory", "-m", "soak", variant=variant)
+
+
+def contract(project: Path, python: str, name: str, *options: str, variant: str) -> None:
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
     done = subprocess.run(
-        [*command, f"tests/contract/test_{name}.py", "-k", which],
+        [*command, f"tests/contract/test_{name}.py", *options],
         cwd=project,
         env={
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": str(project / "home"),
             "PYTHONPATH": f"{project / 'src'}:{project / 'site'}",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "HARENA_CONTRACT_VARIANT": "native",
+            "HARENA_CONTRACT_VARIANT": variant,
         },
         user=NOBODY,
         group=NOBODY,

@@ -69,6 +69,14 @@ def test_progress_that_raises_ends_the_call_and_not_the_pool(pool: SandboxPool) 
     assert [result.stdout for result in pool.map(["print(1)"] * 4)] == [b"1\n"] * 4
 
 
+@pytest.mark.parametrize("group", [None, 3])
+def test_output_longer_than_any_message_spoils_no_batch(pool: SandboxPool, group: int | None) -> None:
+    loud = "import sys\nfor _ in range(70): sys.stdout.write('x' * 1_000_000)\n"
+    limits = Limits(output_bytes=80_000_000, wall_s=120, memory_mb=1024)
+    results = pool.map(["print(1)", loud, "print(2)"], limits=limits, group=group)
+    assert [(result.ok, len(result.stdout)) for result in results] == [(True, 2), (True, 70_000_000), (True, 2)]
+
+
 @both
 def test_one_bad_program_never_spoils_another(pool: SandboxPool, group: int | None) -> None:
     programs = [source for bad in BAD for source in (f"print({len(bad)})", bad)]

@@ -19,7 +19,7 @@ REPLIES = sorted(wire.REPLIES)
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)
-frames = st.builds(wire.Frame, st.sampled_from(REPLIES), u32, st.binary(max_size=300), st.just(()))
+frames = st.builds(wire.Frame, st.sampled_from(REPLIES), u32, st.binary(max_size=300), st.just(()), st.none())
 json_values = st.recursive(
     st.none()
     | st.booleans()
@@ -265,6 +265,43 @@ def test_answer_whose_length_does_not_add_up_is_refused(body: bytes) -> None:
 def test_answer_with_too_much_json_is_refused() -> None:
     with pytest.raises(WireError, match="add up"):
         wire.parse_answer(answer(b'{"a": "' + b"x" * wire.MAX_JSON + b'"}'))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" + b"[]," * 1_000_000 + b"1]", b"{" + b'"a":1,' * 600_000 + b'"b":1}', b"[" * 201 + b"]" * 201,
+        b"[" + b'[{"a":' * 150 + b"1" + b"}]" * 150 + b"]", b'["' + b'\\"' * 100 + b'"' + b",[]" * 1_000_000 + b"]",
+    ],
+    ids=["items", "keys", "levels", "mixed levels", "behind a string"],
+)  # fmt: skip
+def test_json_of_too_many_items_or_levels_is_refused_before_any_is_made(text: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(wire.ValueTooLarge):
+            wire.parse_json(text)
+        assert tracemalloc.get_traced_memory()[1] < 200_000_000  # pieces between strings
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_string_holds_is_no_item_and_no_level() -> None:
+    for text in (",:" * 1_000_000, "[" * 1000, '\\"[{' * 1000, '"' * 1000 + ",[" * 1_000_000):
+        assert wire.parse_json(json.dumps([text, text]).encode()) == [text, text]
+    deep: list[Any] = []
+    for _ in range(wire.MAX_DEPTH - 1):
+        deep = [deep]
+    assert wire.parse_json(json.dumps(deep).encode()) == deep
+
+
+def test_output_beyond_what_was_allowed_is_refused() -> None:
+    output = wire.Output(10)
+    output.add(wire.U32.pack(1) + b"12345")
+    output.add(wire.U32.pack(1) + b"67890")
+    assert output.joined(b"a", b"b", b"c") == [b"a", b"1234567890b", b"c"]
+    for body in (wire.U32.pack(1) + b"x", wire.U32.pack(3) + b"x", wire.U32.pack(0), b""):
+        with pytest.raises(WireError):
+            output.add(body)
 
 
 @given(json_values)

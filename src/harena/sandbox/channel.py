@@ -45,18 +45,21 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Channel:
-    def __init__(self, sock: socket.socket, name: str, *, takes_fds: bool = False) -> None:
+    def __init__(
+        self, sock: socket.socket, name: str, *, takes_fds: bool = False, max_frame: int = wire.MAX_REPORT
+    ) -> None:
         self._sock = sock
         self._name = name
         self._takes_fds = takes_fds
         self._ids = itertools.count(1)
-        self._reader = wire.Reader()
+        self._reader = wire.Reader(max_frame)
         self._send_lock = threading.Lock()
         self._changed = threading.Condition(threading.Lock())
         self._reading = False
         self._expected: set[int] = set()
         self._ignored: set[int] = set()
         self._arrived: dict[int, deque[wire.Frame]] = {}
+        self._outputs: dict[int, wire.Output] = {}
         self._fds: deque[int] = deque()
         self._lost: BaseException | None = None
         _channels.add(self)
@@ -81,20 +84,25 @@ class Channel:
         poll.register(self._sock, select.POLLIN | select.POLLRDHUP)
         return not any(event & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, event in poll.poll(0))
 
-    def request(self, op: int, body: bytes = b"", fds: tuple[int, ...] = (), *, timeout_s: float = 30.0) -> wire.Frame:
-        id = self.post(op, body, fds)
+    def request(
+        self, op: int, body: bytes = b"", fds: tuple[int, ...] = (), *, timeout_s: float = 30.0, room: int = 0
+    ) -> wire.Frame:
+        id = self.post(op, body, fds, room=room)
         try:
             return self.wait(id, timeout_s)
         finally:
             self.forget(id)
 
-    def post(self, op: int, body: bytes = b"", fds: tuple[int, ...] = ()) -> int:
-        """Sends a request whose answers will be waited for by id, until `forget`."""
+    def post(self, op: int, body: bytes = b"", fds: tuple[int, ...] = (), *, room: int = 0) -> int:
+        """Sends a request whose answers will be waited for by id, until `forget`. `room`: the bytes of output that may
+        come before its answer."""
         id = next(self._ids) & 0xFFFFFFFF
         data = wire.frame(op, id, body, len(fds))
         with self._changed:
             self._check()
             self._expected.add(id)
+            if room:
+                self._outputs[id] = wire.Output(room)
         try:
             with self._send_lock:
                 if fds:
@@ -115,6 +123,7 @@ class Channel:
         with self._changed:
             arrived = self._arrived.pop(id, ())
             self._expected.discard(id)
+            self._outputs.pop(id, None)
             if all(frame.op == wire.Op.STARTED for frame in arrived):
                 self._ignored.add(id)
 
@@ -176,6 +185,7 @@ class Channel:
     def forget(self, id: int) -> None:
         with self._changed:
             self._expected.discard(id)
+            self._outputs.pop(id, None)
             for frame in self._arrived.pop(id, ()):
                 for fd in frame.fds:
                     os.close(fd)
@@ -208,6 +218,11 @@ class Channel:
         for frame in self._reader.feed(data):
             if frame.op == wire.Op.STARTED and self._fds:
                 frame = frame._replace(fds=(self._fds.popleft(),))
+            elif frame.op == wire.Op.DONE:
+                frame = frame._replace(earlier=self._outputs.pop(frame.id, None))
+            elif frame.op == wire.Op.OUTPUT:
+                self._keep_output(frame)
+                continue
             if frame.id == mine and found is None and not self._arrived.get(mine):
                 found = frame
                 continue
@@ -225,6 +240,14 @@ class Channel:
                     raise WireError("it answered one request over and over")
                 queue.append(frame)
         return found
+
+    def _keep_output(self, frame: wire.Frame) -> None:
+        with self._changed:
+            output, expected = self._outputs.get(frame.id), frame.id in self._expected
+        if output is not None:
+            output.add(frame.body)
+        elif expected:
+            raise WireError("it sent output of something that has none")
 
     def _keep_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:
         for level, kind, data in ancillary:

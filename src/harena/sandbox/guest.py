@@ -746,15 +746,17 @@ PID = struct.Struct("<q")
 Spec = collections.namedtuple(
     "Spec",
     "kind flags wall_ns cpu_ns memory output fs_bytes processes nofile profile view records ahead"
-    " argc envc strings_len cwd_len stdin_len payload_len rows cols pad",
+    " argc envc strings_len cwd_len stdin_len payload_len rows cols result",
 )
 OP_PING, OP_SPAWN, OP_KILL, OP_CONFIG, OP_ALLOW_FORKS, OP_USAGE = 1, 2, 3, 4, 5, 7
-OP_PONG, OP_DONE, OP_STARTED, OP_ERROR = 65, 66, 67, 68
+OP_PONG, OP_DONE, OP_STARTED, OP_ERROR, OP_OUTPUT = 65, 66, 67, 68, 69
+STREAMS = {"out": 0, "err": 1, "res": 2}
+OUTPUT_BLOCK = 1 << 16
 NO_FORKS = "be forked: a fork of a live box needs the native launcher (install a C compiler and reinstall harena)"
 EXEC, PROGRAM, SERVER, TRUSTED = 1, 2, 3, 4
 CAPTURE, PTY, FRESH_FS, NOTIFY = 1, 2, 4, 16
 ENDED_SELF, ENDED_WALL, ENDED_CPU, ENDED_MEMORY, ENDED_OUTPUT, ENDED_HOST = range(6)
-GUEST_ID, MAX_JOBS, RESULT_ROOM, LEFT_BYTES = 1000, 128, 48 << 20, 8 << 20
+GUEST_ID, MAX_JOBS, LEFT_BYTES = 1000, 128, 8 << 20
 START_S, WATCH_NS, WATCH_IDLE_NS = 20, 20_000_000, 100_000_000
 NEWNS, NEWIPC, NEWUSER, NEWPID, PARENT = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x8000
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC = 1, 2, 4, 8, 32, 4096, 16384
@@ -1145,7 +1147,8 @@ class Job:
         self.fds = {"out": -1, "err": -1, "res": -1, "hand": -1, "report": -1, "start": -1, "master": -1}
         self.data = {"out": bytearray(), "err": bytearray(), "res": bytearray()}
         self.give = memoryview(b"")
-        self.written = self.records = self.scanned = self.ended = self.hits = self.cpu_base = self.exec_errno = 0
+        self.written = self.answered = self.records = self.ended = self.hits = self.exec_errno = 0
+        self.cpu_base, self.unread, self.record_size, self.record_left, self.record_head = None, bytearray(), 0, 0, b""
         self.started = self.deadline = self.peak_kb = self.cpu_ns = 0
         self.said = None  # the wait status that a program announced before it ended
 
@@ -1438,37 +1441,56 @@ class Loop:
                 chunk = os.read(fd, 1 << 16)
             except BlockingIOError:
                 break
-            room = RESULT_ROOM - len(into) if what == "res" else job.spec.output - job.written
+            room = job.spec.result - job.answered if what == "res" else job.spec.output - job.written
             into += chunk[:room]
             if what != "res":
                 job.written += min(len(chunk), room)
+            else:
+                job.answered += min(len(chunk), room)
+                self.follow_records(job, chunk[:room])
+            if len(into) >= OUTPUT_BLOCK:
+                self.send(OP_OUTPUT, job.id, U32.pack(STREAMS[what]) + into)
+                into.clear()
             if len(chunk) > room:
                 self.kill(job, ENDED_OUTPUT)
             if not chunk or len(chunk) > room:
                 self.unwatch(fd)
                 close_all(job.fds, what)
                 break
-        if what == "res":
-            self.count_records(job)
 
-    def count_records(self, job):
+    def follow_records(self, job, chunk):
         """Each whole record of a group restarts the wall clock; the last one, or X and an exit code, is the end."""
-        data = job.data["res"]
-        if not job.scanned and len(data) >= 8:
-            (job.cpu_base,) = struct.unpack_from("<Q", data)
-            job.scanned = 8
-        while job.scanned and job.said is None and len(data) - job.scanned >= U32.size:
-            start = job.scanned + U32.size
-            end = start + U32.unpack_from(data, job.scanned)[0]
-            if end > len(data):
+        data = job.unread
+        data += chunk
+        at = 0
+        if job.cpu_base is None:
+            if len(data) < OWN.size:
                 return
-            job.scanned = end
+            (job.cpu_base,) = OWN.unpack_from(data)
+            at = OWN.size
+        while job.said is None:
+            if job.record_left:
+                step = min(job.record_left, len(data) - at)
+                job.record_head += data[at : at + step][: 2 - len(job.record_head)]
+                at += step
+                job.record_left -= step
+                if job.record_left:
+                    break
+            else:
+                if len(data) - at < U32.size:
+                    break
+                job.record_size = job.record_left = U32.unpack_from(data, at)[0]
+                job.record_head = b""
+                at += U32.size
+                if job.record_left:
+                    continue
             if job.spec.records:
                 job.records += 1
                 job.deadline = time.monotonic_ns() + job.spec.wall_ns
                 job.said = 0 if job.records == job.spec.records else None
-            elif end - start == 2 and data[start] == ord("X"):
-                job.said = data[start + 1] << 8
+            elif job.record_size == 2 and job.record_head[:1] == b"X":
+                job.said = job.record_head[1] << 8
+        del data[:at]
 
     def hand_over(self, job):
         fd = job.fds["hand"]
@@ -1511,7 +1533,7 @@ class Loop:
         job.hits |= job.slot.hits() if job.slot else 0
         data = [bytes(job.data[what]) for what in ("out", "err", "res")]
         done = DONE.pack(
-            job.ended, status, job.hits, job.exec_errno, wall_ns, max(0, job.cpu_ns - job.cpu_base), job.peak_kb,
+            job.ended, status, job.hits, job.exec_errno, wall_ns, max(0, job.cpu_ns - (job.cpu_base or 0)), job.peak_kb,
             job.written, *map(len, data), job.records,
         )  # fmt: skip
         self.let_go(job)
@@ -1603,7 +1625,7 @@ class Loop:
                 job.hits |= 4
             if job.spec.memory and not job.slot and rss_kb * 1024 > job.spec.memory < 1024 * share_kb(members[job]):
                 self.kill(job, ENDED_MEMORY)
-            elif job.spec.cpu_ns and cpu_ns > job.spec.cpu_ns + job.cpu_base:
+            elif job.spec.cpu_ns and cpu_ns > job.spec.cpu_ns + (job.cpu_base or 0):
                 self.kill(job, ENDED_CPU)
         # Who used no CPU since the last look has not grown either: look less often, Python's look costs something.
         self.watch_every = min(self.watch_every * 2, WATCH_IDLE_NS) if idle else WATCH_NS

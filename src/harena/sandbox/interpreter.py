@@ -18,6 +18,8 @@ from harena.sandbox.spec import Limits, Result, Usage, Verdict
 
 FORK_S = 60.0
 CPU_CHECK_S = 0.05
+MAX_ANSWER = 1 << 16
+"""Bytes of the interpreter's answer, which says only how a run ended; its output comes by other ways."""
 ENDED = "; the interpreter has ended and its variables are gone"
 
 
@@ -32,7 +34,7 @@ class Interpreter:
         self.limits = limits
         self._sock = sock
         self._out = (stdout, stderr)
-        self._reader = wire.Reader()
+        self._reader = wire.Reader(MAX_ANSWER)
         self._next = 1
         self._cpu_ns = 0
         self.alive = True

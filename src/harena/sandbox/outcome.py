@@ -101,6 +101,6 @@ def signal_name(number: int) -> str:
 def done_of(frame: wire.Frame, box: str) -> wire.Done:
     """The report in an answer; a refusal of the platform becomes BoxLost."""
     if frame.op == wire.Op.DONE:
-        return wire.parse_done(frame.body)
+        return wire.parse_done(frame.body, frame.earlier)
     number, step = wire.parse_error(frame.body)
     raise BoxLost(f"box {box} could not {step}: {os.strerror(number)}", retry=Retry.SAFE)

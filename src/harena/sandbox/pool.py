@@ -38,6 +38,8 @@ TRIES = 3
 """How often a program is given to a box before the platform admits that it cannot run it."""
 RECORD = struct.Struct("<ciddII")
 MAX_GROUP_BYTES = 16 * MB
+MAX_GROUP_OUTPUT = 512 * MB
+"""What the programs of one group may print together, as their limits have it: groups are smaller where it is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +63,9 @@ class _Task:
 class _Worker:
     box: Sandbox
     poll: select.poll
-    reader: wire.Reader = field(default_factory=wire.Reader)
+    reader: wire.Reader = field(default_factory=lambda: wire.Reader(wire.MAX_REPORT))
     running: dict[int, _Task] = field(default_factory=dict[int, _Task])
+    outputs: dict[int, wire.Output] = field(default_factory=dict[int, wire.Output])
     next_id: int = 1 << 20  # apart from the ids of the box's own channel
 
     def stragglers(self, now: float) -> int:
@@ -322,7 +325,8 @@ class _Batch:
         self._progress = progress
         self._results: list[Result | None] = [None] * len(programs)
         self._done = 0
-        self._todo = deque(_Task(indices) for indices in _cut(programs, group or 1))
+        size = max(1, min(group or 1, MAX_GROUP_OUTPUT // max(1, limits.output_bytes)))
+        self._todo = deque(_Task(indices) for indices in _cut(programs, size))
 
     def run(self, boxes: list[Sandbox]) -> list[Result]:
         self._boxes = boxes
@@ -367,9 +371,9 @@ class _Batch:
             task.tries += 1
             worker.next_id += 1
             worker.running[worker.next_id] = task
-            worker.box.python_channel.exclusive.sendall(
-                wire.frame(wire.Op.SPAWN, worker.next_id, self._spawn(task).encode())
-            )
+            spawn = self._spawn(task)
+            worker.outputs[worker.next_id] = wire.Output(spawn.room)
+            worker.box.python_channel.exclusive.sendall(wire.frame(wire.Op.SPAWN, worker.next_id, spawn.encode()))
 
     def _spawn(self, task: _Task) -> wire.Spawn:
         ahead = min(IN_FLIGHT, len(self._todo)) or 1
@@ -382,7 +386,13 @@ class _Batch:
         sources = [self._programs[index] for index in task.indices]
         payload = session.group_payload(sources, self._limits.output_bytes)
         return session.program_spawn(
-            payload, self._limits, fresh_mb=self._pool.spec.workspace_mb, records=len(sources), ahead=ahead, batch=True
+            payload,
+            self._limits,
+            fresh_mb=self._pool.spec.workspace_mb,
+            records=len(sources),
+            ahead=ahead,
+            batch=True,
+            answer_bytes=len(sources) * (wire.U32.size + RECORD.size + self._limits.output_bytes),
         )
 
     def _patience_ms(self, workers: object) -> float:
@@ -397,13 +407,15 @@ class _Batch:
             if task is None:
                 raise WireError("the box answered a request that was not made")
             # Parsed before it is taken off the list: what a broken box was running must not be lost with it.
-            if frame.op == wire.Op.DONE:
-                done = wire.parse_done(frame.body)
-                del worker.running[frame.id]
+            if frame.op == wire.Op.OUTPUT:
+                worker.outputs[frame.id].add(frame.body)
+            elif frame.op == wire.Op.DONE:
+                done = wire.parse_done(frame.body, worker.outputs[frame.id])
+                del worker.running[frame.id], worker.outputs[frame.id]
                 self._finish(task, done)
             elif frame.op == wire.Op.ERROR:
                 number, step = wire.parse_error(frame.body)
-                del worker.running[frame.id]
+                del worker.running[frame.id], worker.outputs[frame.id]
                 self._again(task, f"box {worker.box.id} could not {step}: {os.strerror(number)}")
             else:
                 raise WireError("the box sent something else than a report")

@@ -36,6 +36,8 @@ SESSION, PROGRAM, INTERPRETER, TALK = 0, 1, 2, 3
 GRACE_S = 30.0
 """How much longer than the guest's own limit the host waits for the box's word."""
 FILES_MEMORY = 256 * MB
+RUNNER_BYTES = 256
+"""What the runner in a program's process writes to the result pipe of its own: CPU time, limits, exit code."""
 MAX_FORKS = 32
 MAX_VIEWS = 200
 
@@ -138,7 +140,7 @@ class Sandbox:
         """Runs a command to its end. What it left running ends with it; `start` is for what should stay."""
         limits = limits or self.limits
         spawn = self._command(argv, env, cwd, limits, wire.Flag.CAPTURE, stdin=stdin)
-        frame = self._init.request(wire.Op.SPAWN, spawn.encode(), timeout_s=limits.wall_s + GRACE_S)
+        frame = self._init.request(wire.Op.SPAWN, spawn.encode(), timeout_s=limits.wall_s + GRACE_S, room=spawn.room)
         return outcome.result_of(outcome.done_of(frame, self.id), limits, what=argv[0])
 
     @_touches
@@ -249,8 +251,8 @@ class Sandbox:
         """Calls a function that source defines, in a process of its own, with JSON arguments; `value` is its answer."""
         limits = limits or self.limits
         payload = call_payload(source, name, args, kwargs or {})
-        spawn = program_spawn(payload, limits, fresh_mb=None, view=self._view)
-        frame = self._python.request(wire.Op.SPAWN, spawn.encode(), timeout_s=limits.wall_s + GRACE_S)
+        spawn = program_spawn(payload, limits, fresh_mb=None, view=self._view, answer_bytes=limits.output_bytes)
+        frame = self._python.request(wire.Op.SPAWN, spawn.encode(), timeout_s=limits.wall_s + GRACE_S, room=spawn.room)
         return call_result(outcome.done_of(frame, self.id), limits, name)
 
     def _start_interpreter(self) -> Interpreter:
@@ -436,7 +438,7 @@ class Sandbox:
         if frame.op != wire.Op.STARTED:
             ours.close()
             outcome.done_of(frame, self.id)
-        return Channel(ours, f"files of box {self.id}")
+        return Channel(ours, f"files of box {self.id}", max_frame=wire.MAX_FRAME)
 
     # ---- life ----
 
@@ -628,8 +630,10 @@ def program_spawn(
     records: int = 0,
     ahead: int = 0,
     batch: bool = False,
+    answer_bytes: int = 0,
 ) -> wire.Spawn:
-    """A fork of the zygote; with `fresh_mb` on files of its own, else on the box's workspace."""
+    """A fork of the zygote; with `fresh_mb` on files of its own, else on the box's workspace. `answer_bytes`: for what
+    it answers beside its output, a value or the records of a group."""
     fresh = wire.Flag.FRESH_FS if fresh_mb is not None else wire.Flag(0)
     return wire.Spawn(
         kind=wire.Kind.PROGRAM,
@@ -640,6 +644,7 @@ def program_spawn(
         records=records,
         ahead=ahead,
         payload=payload,
+        result=RUNNER_BYTES + answer_bytes,
         **_limit_fields(limits),
     )
 
@@ -661,6 +666,8 @@ def call_result(done: wire.Done, limits: Limits, name: str) -> Result:
         return result
     try:
         value = wire.parse_json(values[0])
+    except wire.ValueTooLarge as error:
+        return _replace(result, verdict=Verdict.OUTPUT, exit_code=None, detail=f"{name}: {error}")
     except WireError as error:
         return _replace(result, verdict=Verdict.EXIT, detail=f"{name}: {error}")
     return _replace(result, value=value)

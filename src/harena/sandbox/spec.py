@@ -51,7 +51,7 @@ class Limits:
     processes: int = 50
     """Processes and threads at once."""
     output_bytes: int = 1 * MB
-    """stdout and stderr together."""
+    """stdout and stderr together; the answer of a `call` may be as long again."""
     open_files: int = 256
     """Descriptors, per process."""
 

@@ -10,6 +10,7 @@ import array
 import enum
 import json
 import math
+import re
 import socket
 import struct
 from dataclasses import dataclass
@@ -20,8 +21,16 @@ from harena.sandbox.spec import MB
 
 MAGIC = 0x314E5248
 MAX_FRAME = 64 * MB
+MAX_REPORT = MB
+"""Of a frame from an init or a zygote: what a job writes comes in pieces, and only files are longer."""
 MAX_FDS = 8
 MAX_JSON = 16 * MB
+MAX_ITEMS = 1_000_000
+"""Of one JSON value, nested ones and keys included: a few bytes of JSON become a hundred in memory."""
+MAX_ANSWER_ITEMS = 2_500_000
+"""The same for a server's answer: the longest lists 200,000 files."""
+MAX_DEPTH = 200
+"""Of one JSON value: what takes it apart later may do so by recursion."""
 HEAD = struct.Struct("<IHHII")
 SPAWN = struct.Struct("<IIQQQQQIIIIIIIIIIIIHHI")
 DONE = struct.Struct("<IiIiQQQQIIII")
@@ -43,10 +52,12 @@ class Op(enum.IntEnum):
     DONE = 66
     STARTED = 67
     ERROR = 68
+    OUTPUT = 69
+    """Of a job that goes on: which stream, then bytes of it."""
     ANSWER = 80
 
 
-REPLIES = frozenset({Op.PONG, Op.DONE, Op.STARTED, Op.ERROR, Op.ANSWER})
+REPLIES = frozenset({Op.PONG, Op.DONE, Op.STARTED, Op.ERROR, Op.OUTPUT, Op.ANSWER})
 
 
 class Kind(enum.IntEnum):
@@ -79,6 +90,29 @@ class Frame(NamedTuple):
     id: int
     body: bytes
     fds: tuple[int, ...] = ()
+    earlier: Output | None = None
+    """With DONE: what the job wrote before, where that was much."""
+
+
+class Output:
+    """What a job writes while it runs, piece by piece, up to the bytes that it was allowed."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._parts: list[list[bytes]] = [[], [], []]
+
+    def add(self, body: bytes) -> None:
+        if len(body) <= U32.size:
+            raise WireError("the box sent output without any bytes")
+        stream: int = U32.unpack_from(body)[0]
+        self._room -= len(body) - U32.size
+        if stream >= len(self._parts) or self._room < 0:
+            raise WireError("the box sent output that nobody allowed")
+        self._parts[stream].append(body[U32.size :])
+
+    def joined(self, *rest: bytes) -> list[bytes]:
+        """Standard output, standard error and result, ended by what came last."""
+        return [b"".join((*parts, last)) if parts else last for parts, last in zip(self._parts, rest, strict=True)]
 
 
 class Done(NamedTuple):
@@ -121,6 +155,13 @@ class Spawn:
     payload: bytes = b""
     rows: int = 0
     cols: int = 0
+    result: int = 0
+    """Bytes that it may write to its result pipe."""
+
+    @property
+    def room(self) -> int:
+        """The most that it writes."""
+        return self.output + self.result
 
     def encode(self) -> bytes:
         strings = b"".join(word + b"\0" for word in (*self.argv, *self.env))
@@ -129,7 +170,7 @@ class Spawn:
             self.kind, self.flags, self.wall_ns, self.cpu_ns, self.memory, self.output, self.fs_bytes,
             self.processes, self.nofile, self.profile, self.view, self.records, self.ahead,
             len(self.argv), len(self.env), len(strings), len(cwd), len(self.stdin), len(self.payload),
-            self.rows, self.cols, 0,
+            self.rows, self.cols, self.result,
         )  # fmt: skip
         return b"".join((fixed, strings, cwd, self.stdin, self.payload))
 
@@ -140,31 +181,31 @@ def frame(op: int, id: int, body: bytes = b"", nfds: int = 0) -> bytes:
     return HEAD.pack(MAGIC, op, nfds, id, len(body)) + body
 
 
-def parse_head(data: bytes) -> tuple[int, int, int]:
+def parse_head(data: bytes, max_frame: int = MAX_FRAME) -> tuple[int, int, int]:
     """Operation, id and length of the frame that starts here."""
     magic, op, nfds, id, length = HEAD.unpack(data)
     if magic != MAGIC:
         raise WireError("the box sent bytes that are not a message")
     if op not in REPLIES:
         raise WireError(f"the box sent an unknown operation {op}")
-    if length > MAX_FRAME:
-        raise WireError(f"the box announced {length} bytes, above the {MAX_FRAME} byte limit")
+    if length > max_frame:
+        raise WireError(f"the box announced {length} bytes, above the {max_frame} byte limit")
     if nfds > 1:
         raise WireError("the box sent more descriptors than any answer has")
     return op, id, length
 
 
-def parse_done(body: bytes) -> Done:
+def parse_done(body: bytes, earlier: Output | None = None) -> Done:
     if len(body) < DONE.size:
         raise WireError("the box's report is too short")
     (ended, wstatus, hits, exec_errno, wall, cpu, peak, written, out, err, res, records) = DONE.unpack_from(body)
     if len(body) != DONE.size + out + err + res or ended > Ended.HOST:
         raise WireError("the box's report does not add up")
     at = DONE.size
-    stdout, stderr = body[at : at + out], body[at + out : at + out + err]
-    return Done(
-        ended, wstatus, hits, exec_errno, wall, cpu, peak, written, records, stdout, stderr, body[at + out + err :]
-    )
+    streams = [body[at : at + out], body[at + out : at + out + err], body[at + out + err :]]
+    if earlier is not None:
+        streams = earlier.joined(*streams)
+    return Done(ended, wstatus, hits, exec_errno, wall, cpu, peak, written, records, *streams)
 
 
 def parse_error(body: bytes) -> tuple[int, str]:
@@ -200,18 +241,48 @@ def parse_answer(body: bytes) -> tuple[dict[str, Any], bytes]:
     (length,) = U32.unpack_from(body)
     if length > MAX_JSON or length > len(body) - U32.size:
         raise WireError("the box's answer does not add up")
-    value = parse_json(body[U32.size : U32.size + length])
+    value = parse_json(body[U32.size : U32.size + length], MAX_ANSWER_ITEMS)
     if not isinstance(value, dict):
         raise WireError("the box's answer is not an object")
     return cast("dict[str, Any]", value), body[U32.size + length :]
 
 
-def parse_json(data: bytes) -> Any:
-    """Strict JSON: no NaN, no infinities, no repeated keys, no numbers of unbounded length, no bottomless nesting."""
+class ValueTooLarge(WireError):
+    """JSON with more items or levels than the host takes apart."""
+
+
+def parse_json(data: bytes, max_items: int = MAX_ITEMS) -> Any:
+    """Strict JSON: no NaN, no infinities, no repeated keys, no numbers of unbounded length; items and levels are
+    bounded before anything is made of them."""
+    _bound(data, max_items)
     try:
         return json.loads(data, parse_constant=_refuse, parse_int=_int, parse_float=_float, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise WireError(f"the box sent JSON that is refused: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+
+
+def _items(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{") + text.count(b",") + text.count(b":")
+
+
+def _bound(text: bytes, max_items: int) -> None:
+    """Counts items and levels without making any of them. Only where there seem to be many, strings are left out."""
+    if _items(text) < max_items and text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+        return
+    text = _STRING.sub(b"", text)
+    if _items(text) >= max_items:
+        raise ValueTooLarge(f"the box sent JSON of more than {max_items} items")
+    brackets = text.translate(_ONE_KIND, _NOT_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        brackets, before = brackets.replace(b"[]", b""), len(brackets)  # takes the innermost level away
+        if len(brackets) in {0, before}:
+            return  # nothing is left, or no JSON: the parser will say so
+    raise ValueTooLarge(f"the box sent JSON nested more than {MAX_DEPTH} deep")
 
 
 def _refuse(name: str) -> Any:
@@ -241,7 +312,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class Reader:
     """Cuts a box's byte stream into frames; keeps at most one frame and one read in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_frame: int = MAX_FRAME) -> None:
+        self._max_frame = max_frame
         self._parts: list[bytes] = []
         self._have = 0
         self._need = HEAD.size
@@ -259,7 +331,7 @@ class Reader:
             taken = whole[at : at + self._need]
             at += self._need
             if self._head is None:
-                self._head = parse_head(taken)
+                self._head = parse_head(taken, self._max_frame)
                 self._need = self._head[2]
             else:
                 op, id, _ = self._head

@@ -118,7 +118,7 @@ static uint64_t data_before_fork;
 /* Called by an init, whose memory is the one that will be forked. It hardly changes: not asked for each. */
 void measure_data(void) {
   static unsigned asked;
-  if (asked++ % 64 == 0) data_before_fork = data_in_use();
+  if (asked++ % 64 == 0) data_before_fork = data_in_use() - vault_bytes();
 }
 
 static int limit_data(const struct spawn *spec) {

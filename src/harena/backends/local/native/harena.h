@@ -3,6 +3,7 @@
  * box.c      the command: makes the namespaces and the root of a box, then serves as its init
  * confine.c  what turns a process into a guest: capabilities, Landlock, seccomp, limits
  * job.c      one execution: its namespaces, its own init, its processes, its end
+ * vault.c    memory for what the host sends and jobs write: no fork inherits it
  * serve.c    the loop that takes requests from the host and reports what became of the jobs
  * fork.c     forks of a live interpreter into namespaces of their own
  * watch.c    memory, CPU and process limits where no cgroup enforces them
@@ -32,6 +33,7 @@
 #define MAGIC 0x314e5248u /* "HRN1" */
 #define MAX_FRAME (64u << 20)
 #define MAX_FDS 8
+#define OUTPUT_BLOCK (64u << 10) /* how much of a stream is kept before it is sent */
 #define MAX_JOBS 512
 #define MAX_VIEWS 256
 /* Of a fork of a live interpreter; backend.py gives the same value to its seccomp filter. */
@@ -52,7 +54,10 @@ enum op {
   OP_DONE = 66,
   OP_STARTED = 67,
   OP_ERROR = 68,
+  OP_OUTPUT = 69, /* of a job that goes on: which stream (enum stream, 4 bytes), then bytes of it */
 };
+
+enum stream { STREAM_OUT = 0, STREAM_ERR = 1, STREAM_RESULT = 2 };
 
 enum kind {
   KIND_EXEC = 1,    /* a command */
@@ -89,7 +94,7 @@ struct spawn {
   uint32_t ahead;   /* forks of the same template to keep ready */
   uint32_t argc, envc, strings_len, cwd_len, stdin_len, payload_len;
   uint16_t rows, cols;
-  uint32_t pad;
+  uint32_t result; /* bytes that it may write to its result pipe */
 };
 
 enum ended { /* what ended a job, as this side saw it; the host makes the verdict of it */
@@ -101,7 +106,7 @@ enum ended { /* what ended a job, as this side saw it; the host makes the verdic
   ENDED_HOST = 5,
 };
 
-/* The bytes of stdout, stderr and the result pipe follow. */
+/* What was not sent as OP_OUTPUT of stdout, stderr and the result pipe follows. */
 struct done {
   uint32_t ended;
   int32_t wstatus;
@@ -111,9 +116,9 @@ struct done {
   uint32_t out_len, err_len, res_len, records;
 };
 
-struct buffer {
+struct buffer { /* of a stream: what was not sent yet. One block of the vault, taken when it is first needed */
   char *data;
-  size_t len, room;
+  size_t len;
 };
 
 struct profile_filter {
@@ -138,7 +143,8 @@ struct job {
   int used;
   uint32_t id;
   struct spawn spec;
-  char *strings; /* argv and env, then cwd */
+  char *request; /* the body of the host's request, in the vault: what follows points into it */
+  size_t request_len;
   char **argv, **envp, *cwd;
   pid_t init;  /* pid 1 of the job's own pid namespace, as this process sees it */
   int pidfd, slot, view;
@@ -148,11 +154,20 @@ struct job {
   int child_in, child_out, child_err, child_res, child_hand, child_extra, child_forks;
   int pty_master;
   struct buffer obuf, ebuf, rbuf;
-  char *give; /* payload still to be handed over */
-  size_t give_len, give_at;
-  uint64_t written, records, scanned;
+  const char *give; /* payload still to be handed over */
+  size_t give_len;
+  uint64_t written, answered, records; /* answered: bytes of the result pipe */
+  struct { /* where the result pipe stands: see follow_records */
+    uint32_t got, len, left;
+    union {
+      unsigned char bytes[8];
+      uint64_t base_ns;
+      uint32_t length;
+    } part;
+    unsigned char first[2];
+  } scan;
   uint64_t started_ns, deadline_ns, cpu_base_ns;
-  uint32_t ended, hits, said_end;
+  uint32_t ended, hits, said_end, based;
   pid_t main_outside; /* its main process as we number it, where known */
   uint64_t watched_peak_kb, watched_cpu_ns;
   /* written by the job's init, which shares our memory */
@@ -169,7 +184,7 @@ struct job {
   int condemned;     /* answered; killed at its deadline */
   int closing;       /* ends when the last fork inside it does */
 };
-extern struct job jobs[MAX_JOBS];
+extern struct job *jobs; /* MAX_JOBS of them, in the vault: a fork has none */
 extern int jobs_end; /* no job is used from here on */
 
 /* confine.c */
@@ -199,6 +214,11 @@ void forks_hello(struct job *job);
 void forks_ended(struct job *above); /* one that lived inside it has */
 struct job *view_owner(int view);
 int view_close(int view);
+
+/* vault.c */
+void *vault_take(size_t size); /* NULL with errno set, also where the kernel cannot keep it from forks */
+void vault_give(void *data, size_t size); /* of the size it was taken with */
+size_t vault_bytes(void);
 
 /* serve.c */
 struct job *job_new(uint32_t id, const struct spawn *spec);

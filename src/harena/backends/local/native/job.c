@@ -14,7 +14,7 @@
 #define STACK_BYTES (64 << 10)
 #define SLOTS MAX_JOBS
 
-struct job jobs[MAX_JOBS];
+struct job *jobs;
 int jobs_end;
 int bell = -1;
 static struct slot slots[SLOTS];
@@ -429,7 +429,9 @@ void job_free(struct job *job) {
                   &job->child_in, &job->child_out, &job->child_err, &job->child_res, &job->child_hand, &job->child_extra,
                   &job->forks, &job->child_forks, &job->tell, &job->ruleset};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) shut(owned[i]);
-  free(job->obuf.data), free(job->ebuf.data), free(job->rbuf.data), free(job->strings);
+  struct buffer *buffers[] = {&job->obuf, &job->ebuf, &job->rbuf};
+  for (int i = 0; i < 3; i++) vault_give(buffers[i]->data, OUTPUT_BLOCK);
+  vault_give(job->request, job->request_len);
   if (job->argv) free(job->argv - 1);
   if (job->slot >= 0) {
     slot_read_hits(job); /* what it met after its report is not the next one's */

@@ -8,8 +8,8 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 
+#define NO_VAULT "keep what the host sends out of the memory of programs (MADV_DONTFORK)"
 #define WATCH_EVERY_NS 20000000ull
-#define RESULT_ROOM (48u << 20)
 #define REST_STARTED_NS 3000000ull
 #define REST_ANSWERED_NS 200000ull /* the host reads its answer first */
 
@@ -58,11 +58,13 @@ static int receive_head(struct head *head, int *fds, int *nfds) {
   return head->magic == MAGIC && head->len <= MAX_FRAME ? 0 : -1;
 }
 
-int send_frame(uint16_t op, uint32_t id, const void *a, size_t alen, const void *b, size_t blen, int fd) {
-  struct head head = {MAGIC, op, fd >= 0, id, alen + blen};
-  struct iovec parts[3] = {{&head, sizeof head}, {(void *)a, alen}, {(void *)b, blen}};
+/* parts[0] is the head's place. */
+static int send_parts(uint16_t op, uint32_t id, struct iovec *parts, int count, int fd) {
+  struct head head = {MAGIC, op, fd >= 0, id, 0};
   char room[CMSG_SPACE(sizeof(int))];
-  struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
+  struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
+  for (int i = 1; i < count; i++) head.len += parts[i].iov_len;
+  parts[0] = (struct iovec){&head, sizeof head};
   if (fd >= 0) {
     message.msg_control = room;
     message.msg_controllen = sizeof room;
@@ -72,7 +74,7 @@ int send_frame(uint16_t op, uint32_t id, const void *a, size_t alen, const void 
     c->cmsg_len = CMSG_LEN(sizeof fd);
     memcpy(CMSG_DATA(c), &fd, sizeof fd);
   }
-  for (size_t left = sizeof head + alen + blen; left;) {
+  for (size_t left = sizeof head + head.len; left;) {
     ssize_t sent = sendmsg(control, &message, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) return -1;
@@ -91,6 +93,11 @@ int send_frame(uint16_t op, uint32_t id, const void *a, size_t alen, const void 
   return 0;
 }
 
+int send_frame(uint16_t op, uint32_t id, const void *a, size_t alen, const void *b, size_t blen, int fd) {
+  struct iovec parts[3] = {{0}, {(void *)a, alen}, {(void *)b, blen}};
+  return send_parts(op, id, parts, 3, fd);
+}
+
 void send_error(uint32_t id, int number, const char *step) {
   int32_t code = number;
   send_frame(OP_ERROR, id, &code, sizeof code, step, strlen(step), -1);
@@ -98,25 +105,55 @@ void send_error(uint32_t id, int number, const char *step) {
 
 /* ---- what jobs write ---- */
 
-static int append(struct buffer *buffer, const char *data, size_t len) {
-  if (buffer->len + len > buffer->room) {
-    size_t room = buffer->room ? buffer->room : 4096;
-    while (room < buffer->len + len) room *= 2;
-    char *grown = realloc(buffer->data, room);
-    if (!grown) return -1;
-    buffer->data = grown;
-    buffer->room = room;
+static void record_ended(struct job *job) {
+  if (job->spec.records) {
+    job->deadline_ns = now_ns() + job->spec.wall_ns;
+    if (++job->records == job->spec.records) job->said_end = 1, job->wstatus = 0;
+  } else if (job->scan.len == 2 && job->scan.first[0] == 'X') job->said_end = 1, job->wstatus = job->scan.first[1] << 8;
+}
+
+/* The result pipe carries the CPU time spent before the hand-over (8 bytes), then records: a length, then bytes. Each
+ * whole record of a group restarts the wall clock, for as many records as were announced. A lone program ends with the
+ * record X and its exit code. */
+static void follow_records(struct job *job, const char *data, size_t len) {
+  for (size_t at = 0; at < len && !job->said_end;) {
+    uint32_t need = job->based ? sizeof job->scan.part.length : sizeof job->scan.part.base_ns;
+    if (job->scan.got < need) {
+      job->scan.part.bytes[job->scan.got++] = data[at++];
+      if (job->scan.got < need) continue;
+      if (!job->based) {
+        job->based = 1;
+        job->cpu_base_ns = job->scan.part.base_ns;
+        job->scan.got = 0;
+        continue;
+      }
+      job->scan.len = job->scan.left = job->scan.part.length;
+    } else {
+      size_t step = len - at < job->scan.left ? len - at : job->scan.left;
+      for (size_t i = 0; i < step && job->scan.len - job->scan.left + i < sizeof job->scan.first; i++)
+        job->scan.first[job->scan.len - job->scan.left + i] = data[at + i];
+      at += step;
+      job->scan.left -= step;
+    }
+    if (job->scan.left) continue;
+    record_ended(job);
+    job->scan.got = 0;
   }
-  memcpy(buffer->data + buffer->len, data, len);
-  buffer->len += len;
-  return 0;
+}
+
+static void send_output(struct job *job, struct buffer *buffer) {
+  uint32_t stream = buffer == &job->obuf ? STREAM_OUT : buffer == &job->ebuf ? STREAM_ERR : STREAM_RESULT;
+  if (job->id) send_frame(OP_OUTPUT, job->id, &stream, sizeof stream, buffer->data, buffer->len, -1);
+  buffer->len = 0;
 }
 
 /* Reads what is there. Output beyond the limit ends the job; the part that fits is kept. */
 static void drain(struct job *job, int *fd, struct buffer *buffer) {
-  static char chunk[1 << 16];
+  int result = fd == &job->res;
   while (*fd >= 0) {
-    ssize_t got = read(*fd, chunk, sizeof chunk);
+    if (!buffer->data && !(buffer->data = vault_take(OUTPUT_BLOCK))) return job_kill(job, ENDED_HOST);
+    if (buffer->len == OUTPUT_BLOCK) send_output(job, buffer);
+    ssize_t got = read(*fd, buffer->data + buffer->len, OUTPUT_BLOCK - buffer->len);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return;
     if (got <= 0) {
@@ -124,11 +161,12 @@ static void drain(struct job *job, int *fd, struct buffer *buffer) {
       *fd = -1;
       return;
     }
-    int result = fd == &job->res;
-    uint64_t room = result ? RESULT_ROOM - buffer->len : job->spec.output - job->written;
+    uint64_t *counted = result ? &job->answered : &job->written;
+    uint64_t room = (result ? job->spec.result : job->spec.output) - *counted;
     size_t keep = (uint64_t)got < room ? (size_t)got : room;
-    if (append(buffer, chunk, keep)) keep = 0;
-    if (!result) job->written += keep;
+    if (result) follow_records(job, buffer->data + buffer->len, keep);
+    *counted += keep;
+    buffer->len += keep;
     if (keep < (size_t)got) {
       job_kill(job, ENDED_OUTPUT);
       close(*fd);
@@ -137,37 +175,22 @@ static void drain(struct job *job, int *fd, struct buffer *buffer) {
   }
 }
 
-/* The result pipe carries the CPU time spent before the hand-over (8 bytes), then records: a length, then bytes. Each
- * whole record of a group restarts the wall clock, for as many records as were announced. A lone program ends with the
- * record X and its exit code. */
-static void count_records(struct job *job) {
-  if (!job->scanned && job->rbuf.len >= 8) {
-    memcpy(&job->cpu_base_ns, job->rbuf.data, 8);
-    job->scanned = 8;
-  }
-  uint32_t len;
-  while (job->scanned >= 8 && !job->said_end && job->rbuf.len - job->scanned >= sizeof len) {
-    const char *record = job->rbuf.data + job->scanned + sizeof len;
-    memcpy(&len, job->rbuf.data + job->scanned, sizeof len);
-    if (job->rbuf.len - job->scanned - sizeof len < len) return;
-    job->scanned += sizeof len + len;
-    if (job->spec.records) {
-      job->deadline_ns = now_ns() + job->spec.wall_ns;
-      if (++job->records == job->spec.records) job->said_end = 1, job->wstatus = 0;
-    } else if (len == 2 && record[0] == 'X') job->said_end = 1, job->wstatus = (record[1] & 0xff) << 8;
-  }
+static void drop_request(struct job *job) {
+  vault_give(job->request, job->request_len);
+  job->request = NULL;
 }
 
 static void hand_over(struct job *job) {
-  while (job->give_at < job->give_len) {
-    ssize_t put = write(job->hand, job->give + job->give_at, job->give_len - job->give_at);
+  while (job->give_len) {
+    ssize_t put = write(job->hand, job->give, job->give_len);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0 && errno == EAGAIN) return;
     if (put < 0) break; /* it has ended already */
-    job->give_at += put;
+    job->give += put;
+    job->give_len -= put;
   }
-  free(job->give);
   job->give = NULL;
+  drop_request(job);
   close(job->hand);
   job->hand = -1;
 }
@@ -182,8 +205,10 @@ static void report(struct job *job, const struct rusage *usage) {
   done.cpu_ns = (usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) * 1000000000ull +
                 (usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) * 1000ull;
   if (job->ended && job->watched_cpu_ns > done.cpu_ns) done.cpu_ns = job->watched_cpu_ns; /* the killed are not in usage */
-  if (job->cpu_base_ns == UINT64_MAX) /* it could not be confined, and no guest code has run: see become_guest */
-    return send_error(job->id, EPERM, append(&job->rbuf, "", 1) ? "confine the program" : job->rbuf.data + 8);
+  if (job->cpu_base_ns == UINT64_MAX && job->rbuf.len < OUTPUT_BLOCK) { /* it could not be confined, and no guest code has run: see become_guest */
+    job->rbuf.data[job->rbuf.len] = 0;
+    return send_error(job->id, EPERM, job->rbuf.data + 8);
+  }
   done.cpu_ns = done.cpu_ns > job->cpu_base_ns ? done.cpu_ns - job->cpu_base_ns : 0;
   done.peak_kb = job->watched_peak_kb;
   slot_read_hits(job);
@@ -193,12 +218,12 @@ static void report(struct job *job, const struct rusage *usage) {
   done.out_len = job->obuf.len;
   done.err_len = job->ebuf.len;
   done.res_len = job->rbuf.len;
-  struct buffer all = {0};
-  int failed = append(&all, (char *)&done, sizeof done) || append(&all, job->obuf.data, job->obuf.len) ||
-               append(&all, job->ebuf.data, job->ebuf.len);
-  if (failed) send_error(job->id, ENOMEM, "collect the output");
-  else send_frame(OP_DONE, job->id, all.data, all.len, job->rbuf.data, job->rbuf.len, -1);
-  free(all.data);
+  struct iovec parts[5] = {{0},
+                           {&done, sizeof done},
+                           {job->obuf.data, job->obuf.len},
+                           {job->ebuf.data, job->ebuf.len},
+                           {job->rbuf.data, job->rbuf.len}};
+  send_parts(OP_DONE, job->id, parts, 5, -1);
   if (!(job->spec.flags & SPAWN_BATCH)) rest(REST_ANSWERED_NS);
 }
 
@@ -208,7 +233,6 @@ static void finish(struct job *job) {
   drain(job, &job->out, &job->obuf);
   drain(job, &job->err, &job->ebuf);
   drain(job, &job->res, &job->rbuf);
-  count_records(job);
   int status = 0, said = job->said_end, as_said = job->wstatus;
   while (!job->adopted && wait4(job->init, &status, __WALL, &usage) < 0 && errno == EINTR) {} /* else: not our child */
   if (job->spec.kind == KIND_TRUSTED) job->wstatus = status;
@@ -389,21 +413,22 @@ static int set_up_stdio(struct job *job, const char *input, int *fds, int nfds) 
   return 0;
 }
 
-static int split_strings(struct job *job, const char *body) {
+/* Makes the lists of words; they and the working folder stay where they are in the request. */
+static int split_strings(struct job *job, char *at) {
   const struct spawn *spec = &job->spec;
-  size_t len = (size_t)spec->strings_len + spec->cwd_len;
-  if (!(job->strings = malloc(len + 2))) return -1;
-  memcpy(job->strings, body, len);
-  job->strings[len] = job->strings[len + 1] = 0;
-  char **room = calloc((size_t)spec->argc + spec->envc + 3, sizeof(char *));
+  char *end = at + spec->strings_len;
+  uint64_t words = (uint64_t)spec->argc + spec->envc;
+  if ((spec->strings_len && end[-1]) || (spec->cwd_len && end[spec->cwd_len - 1]) || words > spec->strings_len) return errno = EPROTO, -1;
+  char **room = calloc(words + 3, sizeof(char *));
   if (!room) return -1;
   job->argv = room + 1; /* before it, a place for the interpreter of a script: see exec_path */
   job->envp = job->argv + spec->argc + 1;
-  char *at = job->strings, *end = job->strings + spec->strings_len;
-  for (uint32_t i = 0; i < spec->argc + spec->envc && at < end; i++, at += strlen(at) + 1)
+  job->cwd = spec->cwd_len ? end : "";
+  for (uint32_t i = 0; i < words; i++, at += strlen(at) + 1) {
+    if (at >= end) return errno = EPROTO, -1;
     *(i < spec->argc ? &job->argv[i] : &job->envp[i - spec->argc]) = at;
-  job->cwd = job->strings + spec->strings_len;
-  return 0;
+  }
+  return spec->argc || spec->kind == KIND_PROGRAM || spec->kind == KIND_SERVER ? 0 : (errno = EPROTO, -1);
 }
 
 static void close_child_ends(struct job *job) {
@@ -524,7 +549,16 @@ static void spawn_failed(struct job *job, uint32_t id) {
   if (job) job_free(job);
 }
 
-static void do_spawn(const struct head *head, const char *body, int *fds, int nfds) {
+/* The job's from now on: *kept is where the loop looks for what it still has to give back. */
+static void keep_request(struct job *job, const struct head *head, char **kept) {
+  if (!*kept) return;
+  job->request = *kept;
+  job->request_len = head->len + 1;
+  *kept = NULL;
+}
+
+/* Takes the body of the request along with the job, if it keeps it: *kept. */
+static void do_spawn(const struct head *head, char *body, int *fds, int nfds, char **kept) {
   struct spawn spec;
   if (head->len < sizeof spec) return send_error(head->id, EPROTO, "short request");
   memcpy(&spec, body, sizeof spec);
@@ -543,6 +577,7 @@ static void do_spawn(const struct head *head, const char *body, int *fds, int nf
     command_wanted = 1;
     command_profile = spec.profile;
     if ((job = take_waiting(head->id, &spec))) {
+      keep_request(job, head, kept);
       if (split_strings(job, body) || set_up_stdio(job, body + spec.strings_len + spec.cwd_len, fds, nfds) || job_go(job))
         return spawn_failed(job, head->id);
       close_child_ends(job);
@@ -550,6 +585,7 @@ static void do_spawn(const struct head *head, const char *body, int *fds, int nf
   }
   if (!job) {
     if (!(job = job_new(head->id, &spec))) return errno = EAGAIN, spawn_failed(NULL, head->id);
+    keep_request(job, head, kept);
     if (split_strings(job, body)) return spawn_failed(job, head->id);
     int failed = spec.kind == KIND_TRUSTED
                      ? spawn_trusted(job, fds, nfds)
@@ -557,15 +593,16 @@ static void do_spawn(const struct head *head, const char *body, int *fds, int nf
     if (failed) return spawn_failed(job, head->id);
     close_child_ends(job);
   }
+  if (job->hand < 0) drop_request(job); /* a command has its words and its stdin by now */
   if (!job->started_ns) job->started_ns = now_ns(); /* a command knows when it was started */
   if (!(spec.flags & SPAWN_BATCH)) rest(REST_STARTED_NS);
   if (spec.wall_ns) job->deadline_ns = job->started_ns + spec.wall_ns;
   if (job->hand >= 0) {
     uint32_t len = spec.payload_len;
-    if (!(job->give = malloc(sizeof len + len))) return job_kill(job, ENDED_HOST);
-    memcpy(job->give, &len, sizeof len);
-    memcpy(job->give + sizeof len, body + spec.strings_len + spec.cwd_len + spec.stdin_len, len);
-    job->give_len = sizeof len + len;
+    keep_request(job, head, kept);
+    job->give = body + spec.strings_len + spec.cwd_len + spec.stdin_len;
+    job->give_len = len;
+    if (write(job->hand, &len, sizeof len) < 0) job->give_len = 0; /* it has ended already; else the pipe is empty, and takes it */
     hand_over(job);
   }
   if (spec.flags & SPAWN_NOTIFY) {
@@ -607,6 +644,12 @@ static void do_usage(const struct head *head, const char *body) {
   send_frame(OP_PONG, head->id, words, sizeof words, NULL, 0, -1);
 }
 
+static void replace_fd(int *ours, int *given) {
+  if (*ours >= 0) close(*ours);
+  *ours = *given;
+  *given = -1;
+}
+
 /* Four filters (a length and bytes each), then the paths that stay writable; descriptors: the cgroup folders. */
 static int do_config(const struct head *head, const char *body, int *fds, int nfds) {
   size_t at = 0;
@@ -616,33 +659,30 @@ static int do_config(const struct head *head, const char *body, int *fds, int nf
     memcpy(&len, body + at, sizeof len);
     at += sizeof len;
     if (head->len - at < len || len % 8 || len / 8 > 4096) return -1;
-    if (!(config.filter[i].code = malloc(len + 1))) return -1;
+    free(config.filter[i].code);
+    if (!(config.filter[i].code = malloc(len + 1))) return config.filter[i].count = 0, -1;
     memcpy(config.filter[i].code, body + at, len);
     config.filter[i].count = len / 8;
     at += len;
   }
   if (head->len - at < 1 || head->len - at >= sizeof config.write_paths) return -1;
   int kinds = body[at++]; /* 0: no cgroups, 1: version 1 (memory, pids), 2: version 2 */
+  memset(config.write_paths, 0, sizeof config.write_paths);
   memcpy(config.write_paths, body + at, head->len - at);
-  if (kinds == 1 && nfds == 2) config.cgroup_memory = fds[0], config.cgroup_pids = fds[1], fds[0] = fds[1] = -1;
-  if (kinds == 2 && nfds == 1) config.cgroup_v2 = fds[0], fds[0] = -1;
+  if (kinds == 1 && nfds == 2) replace_fd(&config.cgroup_memory, &fds[0]), replace_fd(&config.cgroup_pids, &fds[1]);
+  if (kinds == 2 && nfds == 1) replace_fd(&config.cgroup_v2, &fds[0]);
   return send_frame(OP_PONG, head->id, NULL, 0, NULL, 0, -1);
 }
 
 static int handle_request(void) {
-  static char *body;
-  static size_t room;
   struct head head;
   int fds[MAX_FDS], nfds = 0;
   if (receive_head(&head, fds, &nfds)) return -1;
-  if (head.len + 1 > room || room > (1 << 20)) {
-    free(body);
-    room = head.len + 1 < 65536 ? 65536 : head.len + 1;
-    if (!(body = malloc(room))) return -1;
-  }
+  char *body = vault_take(head.len + 1);
+  if (!body) return send_error(head.id, errno, NO_VAULT), -1;
   if (read_exactly(body, head.len)) return -1;
   if (head.op == OP_PING) send_frame(OP_PONG, head.id, body, head.len, NULL, 0, -1);
-  else if (head.op == OP_SPAWN) do_spawn(&head, body, fds, nfds);
+  else if (head.op == OP_SPAWN) do_spawn(&head, body, fds, nfds, &body);
   else if (head.op == OP_KILL) do_kill(&head, body);
   else if (head.op == OP_USAGE) do_usage(&head, body);
   else if (head.op == OP_CONFIG) {
@@ -655,6 +695,7 @@ static int handle_request(void) {
   } else if (forks_command(&head, body, fds, nfds)) send_error(head.id, ENOSYS, "unknown request");
   for (int i = 0; i < nfds; i++)
     if (fds[i] >= 0) close(fds[i]);
+  vault_give(body, head.len + 1);
   return 0;
 }
 
@@ -722,7 +763,6 @@ static void react(const struct place *place) {
   if (place->which == 2) drain(job, &job->err, &job->ebuf);
   if (place->which == 3) {
     drain(job, &job->res, &job->rbuf);
-    count_records(job);
     if (job->said_end && job->id && !job->ended) end_early(job);
   }
   if (place->which == 4) hand_over(job);
@@ -731,11 +771,20 @@ static void react(const struct place *place) {
   if (place->which == 5) finish(job);
 }
 
+/* Without memory that forks do not inherit there is no box: the host's first request is told so. */
+static int refuse(void) {
+  int number = errno, fds[MAX_FDS], nfds;
+  struct head head;
+  if (!receive_head(&head, fds, &nfds)) send_error(head.id, number, NO_VAULT);
+  return -1;
+}
+
 int serve(int control_socket, fork_job become) {
   static struct pollfd set[MAX_JOBS * 7 + 2];
   static struct place places[MAX_JOBS * 7 + 2];
   control = control_socket;
   become_program = become;
+  if (!(jobs = vault_take(MAX_JOBS * sizeof *jobs))) return refuse(); /* zeros: nothing was taken and given back before */
   if ((bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) return -1;
   for (;;) {
     int refill = become && count_ahead() < ahead_wanted && free_jobs() > 8;

@@ -38,8 +38,9 @@ failed:
 }
 
 static int become_program(struct job *job) {
+  struct job own = *job; /* the fork has no other's */
   long pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
-  if (pid == 0) become_guest(job);
+  if (pid == 0) become_guest(&own);
   return pid;
 }
 
