@@ -35,6 +35,8 @@ RECORD = struct.Struct("<ciddII")
 MAGIC, CALL, ANSWER = 0x314E5248, 16, 80
 MAX_FRAME = 64 << 20
 BATCH = 32
+WORKSPACE = "/workspace"
+RUNS_REMEMBERED = 256
 
 # Programs may replace any builtin; what must work after them is bound here, before they run.
 _BUILTINS = dict(vars(builtins))
@@ -64,15 +66,17 @@ def new_main():
     return vars(main)
 
 
-def complain(error, stderr=None):
-    """Prints the traceback of a guest's exception without our own frames."""
+def complain(error):
+    """Prints the traceback of a guest's exception without our own frames, as the guest's own hook would have it."""
     import traceback
 
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == complain.__code__.co_filename:
         trace = trace.tb_next
     try:
-        traceback.print_exception(type(error), error, trace, file=stderr or sys.stderr)
+        if sys.excepthook is not sys.__excepthook__:
+            return sys.excepthook(type(error), error, trace)
+        traceback.print_exception(type(error), error, trace, file=sys.stderr)
     except BaseException:
         os.write(2, b"an exception that cannot be printed\n")
 
@@ -97,10 +101,25 @@ def limit_of(error):
     return b"-"
 
 
-def execute(source, names, name="<program>"):
+def text_of(source):
+    """The text that the host sent. It is compiled as text: a coding cookie speaks of the file that it came from."""
+    return source.decode("utf-8", "surrogatepass")
+
+
+def remember(text, name):
+    """Lets tracebacks, warnings and `inspect` find the lines of a source that is in no file."""
+    import linecache
+
+    linecache.cache[name] = len(text), None, io.StringIO(text, None).readlines(), name
+
+
+def execute(text, names, name="<program>"):
     """Runs source; (exit code, limit)."""
     try:
-        exec(compile(source, name, "exec"), names)
+        if text[:1] == "\ufeff":
+            text = text[1:]  # the mark that some editors begin a file with
+        remember(text, name)
+        exec(compile(text, name, "exec", dont_inherit=True), names)  # without our own `from __future__`
     except SystemExit as error:
         return exit_code_of(error), b"-"
     except BaseException as error:
@@ -135,7 +154,7 @@ def reseed():
 
 
 def run_one(source):
-    code, limit = execute(source, new_main())
+    code, limit = execute(text_of(source), new_main())
     end(code, limit)
 
 
@@ -212,7 +231,7 @@ def run_group(sources, output_bytes):
         sys.stderr = wrapper(io.BufferedWriter(err), "utf-8", "backslashreplace", write_through=False)
         wall, cpu = _perf(), _cpu()
         try:
-            code, limit = execute_(source, new_main())
+            code, limit = execute_(text_of(source), new_main())
         except BaseException:
             code, limit = 1, b"-"
         clear()
@@ -280,6 +299,7 @@ def guest_main(rehearse=False):
         serve(json.loads(pieces[0]))
     if mode == b"T":
         talk(pieces[0])
+    sys.path.insert(0, WORKSPACE)
     if b"import" in pieces[0] or mode == b"G":
         reseed()  # without an import there is no way to a generator
     write_all(RESULT_FD, struct.pack("<Q", time.process_time_ns()))
@@ -297,7 +317,7 @@ def talk(source):
     """What the host trusts to speak first on the socket, and then to become what it does not trust."""
     reseed()
     write_all(SERVER_FD, b"h")  # tells the host, by the kernel's word, which process this is
-    code, _ = execute(source, new_main(), "<talk>")
+    code, _ = execute(text_of(source), new_main(), "<talk>")
     finish()
     _exit(code)
 
@@ -345,13 +365,14 @@ class Interpreter:
     native = None  # the native library and ctypes.pythonapi, where forks are possible
 
     def __init__(self, settings):
-        self.names = new_main()
+        self.names, self.runs = new_main(), 0
+        sys.path.insert(0, WORKSPACE)
         reseed()
 
     def handle(self, request, blob):
         if request["op"] == "fork":
             return self.fork(request["count"]), b""
-        code, limit = execute(blob.decode(), self.names, "<run>")
+        code, limit = execute(text_of(blob), self.names, self.next_name())
         if _getpid() != main_pid:
             finish()  # a child that the source forked came back here: it ends, the interpreter answers
             _exit(code)
@@ -361,6 +382,20 @@ class Interpreter:
             except BaseException:
                 pass
         return {"exit": code, "limit": limit.decode()}, b""
+
+    def next_name(self):
+        """A name for the source of one run: functions outlive their run, so each has lines of its own. Old ones are
+        dropped, for a session may be endless."""
+        self.runs += 1
+        try:
+            # Two files written within a tick of the kernel's clock leave the folder's time as it was.
+            finder = sys.path_importer_cache.get(WORKSPACE)
+            if finder is not None:
+                finder.invalidate_caches()
+            sys.modules["linecache"].cache.pop(f"<run {self.runs - RUNS_REMEMBERED}>", None)
+        except Exception:
+            pass  # the guest has put something of its own in these places
+        return f"<run {self.runs}>"
 
     def fork(self, count):
         """Forks this process, memory and all. Each fork goes on from here with a socket of its own and answers
@@ -693,7 +728,7 @@ def warm_up():
     if b"import" not in pieces[0] and mode == b"P":
         write_all(RESULT_FD, struct.pack("<Q", time.process_time_ns())[8:])
         give_stdin(pieces[1])
-        execute(pieces[0], new_main())
+        execute(text_of(pieces[0]), new_main())
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         write_all(RESULT_FD, (U32.pack(2) + b"X" + bytes((0,)))[6:])
@@ -1781,9 +1816,12 @@ def settle(kernel, steps):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--loop":
-        loop_main(int(sys.argv[2]), json.loads(sys.argv[3]))
-    elif sys.argv[1] == "--template":
-        template_main(sys.argv[2:])
+    role, *arguments = sys.argv[1:]
+    sys.argv[:] = ["program.py"]  # what programs will see, as if each were such a file
+    sys.orig_argv = [sys.executable, *sys.argv]
+    if role == "--loop":
+        loop_main(int(arguments[0]), json.loads(arguments[1]))
+    elif role == "--template":
+        template_main(arguments)
     else:
-        zygote_main(sys.argv[1], sys.argv[2], sys.argv[3:])
+        zygote_main(role, arguments[0], arguments[1:])
