@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import pytest
 
@@ -13,8 +13,13 @@ Door = Callable[[str], str]
 LIMITS = Limits(wall_s=60)
 
 
+class Shared(Protocol):
+    box: Sandbox
+    pool: SandboxPool
+
+
 @pytest.fixture(params=["run", "call", "program", "group"])
-def door(request: pytest.FixtureRequest, shared: Any) -> Door:
+def door(request: pytest.FixtureRequest, shared: Shared) -> Door:
     """Runs a source, which must end well, and returns what it printed."""
 
     def run(source: str) -> str:
@@ -79,7 +84,7 @@ def test_source_of_a_function_is_found(door: Door) -> None:
     assert "return 2 * n  # twice" in door(source)
 
 
-def test_traceback_shows_the_lines(shared: Any) -> None:
+def test_traceback_shows_the_lines(shared: Shared) -> None:
     source = "def fail():\n    return 1 / 0  # here\n\nfail()"
     results = [shared.box.run(source), *shared.pool.map([source, "print(1)"]), *shared.pool.map([source] * 2, group=2)]
     for result in results[:1] + results[1:2] + results[3:]:

@@ -29,8 +29,8 @@ def look(request: pytest.FixtureRequest, shared: Shared) -> Look:
     return lambda expression: see(request.param, shared, expression)
 
 
-def see(door: str, where: Shared, expression: str) -> Any:
-    prelude = "import json, os\ndef read(path):\n    return open(path).read()\n"
+def see(door: str, where: Shared, expression: str, imports: str = "") -> Any:
+    prelude = f"import json, os\n{imports}\ndef read(path):\n    return open(path).read()\n"
     source = f"{prelude}print(json.dumps({expression}))"
     if door == "exec":
         result = where.box.exec(["python3", "-c", source])
@@ -87,6 +87,61 @@ def test_other_folders_are_absent(box: Sandbox, path: str) -> None:
     if PurePosixPath(path) in PurePosixPath(sys.base_prefix).parents:
         pytest.skip("host: Python is installed there")
     assert box.exec(["test", "-e", path]).exit_code == 1
+
+
+ETC = [
+    "alternatives",
+    "chromium.d",
+    "debian_version",
+    "fonts",
+    "group",
+    "hosts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "lsb-release",
+    "mime.types",
+    "nsswitch.conf",
+    "os-release",
+    "passwd",
+    "pki",
+    "protocols",
+    "redhat-release",
+    "rpc",
+    "services",
+    "shells",
+    "ssl",
+    "terminfo",
+    "timezone",
+]
+
+
+def test_etc_has_only_what_tells_nothing_of_the_host(shared: Shared) -> None:
+    seen = see("exec", shared, "os.listdir('/etc')")
+    assert [name for name in seen if name not in ETC and not name.startswith("java-")] == []
+    seen = see("exec", shared, "[n for f, ns, fs in os.walk('/etc/ssl') for n in fs] + os.listdir('/etc/ssl')")
+    assert set(seen) <= {"certs", "openssl.cnf", "ca-certificates.crt", "cacerts", "cert.pem"}
+    assert see("exec", shared, "time.tzname", "import time") == ["UTC", "UTC"], "wherever the host stands"
+
+
+def test_software_finds_what_it_looks_for_in_etc(shared: Shared) -> None:
+    assert see("exec", shared, "socket.gethostbyname(socket.gethostname())", "import socket") == "127.0.1.1"
+    assert see("exec", shared, "socket.getfqdn()", "import socket") == "box"
+    names = [name for name in ("services", "protocols", "os-release", "ld.so.conf") if os.path.exists(f"/etc/{name}")]
+    assert see("exec", shared, f"[len(read('/etc/' + n)) > 0 for n in {names}]") == [True] * len(names)
+    if os.path.exists("/usr/sbin/ldconfig"):
+        assert shared.box.exec(["ldconfig", "--version"]).ok, "/usr/sbin is on the PATH"
+
+
+def test_command_knows_what_terminal_it_has(shared: Shared) -> None:
+    def terminal(env: dict[str, str] | None = None, *, pty: bool = True) -> bytes:
+        with shared.box.start(["sh", "-c", "echo ${TERM:-none}"], env=env, pty=pty) as process:
+            return process.wait().stdout.strip()
+
+    assert terminal() == b"xterm-256color"
+    assert terminal({"TERM": "vt100"}) == b"vt100"
+    assert terminal(pty=False) in (b"none", b"dumb")
 
 
 def test_proc_shows_only_its_own_processes(look: Look) -> None:

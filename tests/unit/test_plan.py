@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harena import Mount, Spec, SpecError
-from harena.backends.local import plan
+from harena.backends.local import etc, plan
 
 AGENT = Path("/agent/guest.py")
 ARGUMENTS = {"host": 1, "bind": 3, "tmpfs": 2, "dir": 2, "link": 2, "file": 2, "proc": 1, "devpts": 1, "ro": 1}
@@ -48,6 +48,15 @@ def test_nothing_of_the_host_is_bound_but_its_system_and_python() -> None:
         "/dev/",
         "/etc/ld.so.cache",
         "/etc/alternatives",
+        "/etc/fonts",
+        "/etc/java-",
+        "/etc/mime.types",
+        "/etc/pki/ca-trust/extracted",
+        "/etc/pki/java",
+        "/etc/ssl/cert.pem",
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/ssl/certs/java/cacerts",
+        "/etc/terminfo",
         "/agent",
         sys.base_prefix,
     )
@@ -158,3 +167,27 @@ def test_python_may_be_an_interpreter_or_an_environment(tmp_path: Path) -> None:
         assert (python.executable, python.folders) == (str(interpreter), (str(tmp_path),))
     with pytest.raises(SpecError, match="no interpreter"):
         plan.find_python(Spec(python="/no/such/python"))
+
+
+@pytest.mark.root
+def test_only_what_everybody_may_read_is_shown_of_etc(tmp_path: Path) -> None:
+    top = tmp_path / "etc"
+    (top / "fonts").mkdir(parents=True)
+    for folder in (top, *top.parents):
+        if folder.stat().st_mode & 0o005 != 0o005:
+            folder.chmod(0o755)
+    conf = top / "fonts" / "fonts.conf"
+    conf.write_text("x")
+    (top / "fonts" / "link").symlink_to("/root/secret")
+    assert etc.is_public(str(top / "fonts"))
+    for spoil, mend in (
+        (lambda: conf.chmod(0o640), lambda: conf.chmod(0o644)),
+        (lambda: os.chown(conf, 1234, 0), lambda: os.chown(conf, 0, 0)),
+        (lambda: (top / "fonts").chmod(0o754), lambda: (top / "fonts").chmod(0o755)),
+        (lambda: top.chmod(0o700), lambda: top.chmod(0o755)),
+        (lambda: os.mkfifo(top / "fonts" / "pipe"), lambda: (top / "fonts" / "pipe").unlink()),
+    ):
+        spoil()
+        assert not etc.is_public(str(top / "fonts"))
+        mend()
+    assert etc.is_public(str(top / "fonts"))

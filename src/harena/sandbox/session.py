@@ -40,6 +40,8 @@ RUNNER_BYTES = 256
 """What the runner in a program's process writes to the result pipe of its own: CPU time, limits, exit code."""
 MAX_FORKS = 32
 MAX_VIEWS = 200
+TERMINAL = "xterm-256color"
+"""What a command with a terminal is told to write for, unless the caller says otherwise: what nearly all understand."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -157,6 +159,8 @@ class Sandbox:
     ) -> Process:
         """Starts a command and returns at once. With `pty` it has a terminal, and stderr comes with stdout."""
         limits = limits or self.limits
+        if pty and "TERM" not in self._core.box.env:
+            env = {"TERM": TERMINAL, **(env or {})}
         flags = wire.Flag.NOTIFY | (wire.Flag.PTY if pty else wire.Flag(0))
         spawn = self._command(argv, env, cwd, limits, flags, rows=rows, cols=cols)
         init = self._init

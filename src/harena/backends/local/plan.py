@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from harena.backends.local import etc
 from harena.errors import SpecError
 from harena.sandbox.spec import MB, WORKSPACE, Mount, Spec
 
@@ -21,8 +22,6 @@ SITE = f"{AGENT}/site"
 """Where the packages named in a spec are visible."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 SYSTEM_LINKS = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
-PASSWD = "root:x:0:0::/:/sbin/nologin\nbox:x:1000:1000::/workspace:/bin/sh\nnobody:x:65534:65534::/:/sbin/nologin\n"
-GROUP = "root:x:0:\nbox:x:1000:\nnogroup:x:65534:\n"
 RESERVED = ("/proc", "/dev", "/sys", AGENT)
 COVERED = (*RESERVED, "/tmp", WORKSPACE)
 """Where the box has something of its own, so that a Python of the host that lies there is shown elsewhere."""
@@ -43,8 +42,7 @@ def plan(spec: Spec, *, agent: Path, native: Path | None) -> tuple[list[str], Py
     python = find_python(spec)
     words: list[str] = ["host", spec.hostname]
     words += _rootfs(Path(spec.rootfs)) if spec.rootfs else _host_system()
-    words += ["file", "/etc/passwd", PASSWD, "file", "/etc/group", GROUP]
-    words += ["file", "/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n"]
+    words += etc.identity(spec.hostname)
     for folder in python.folders:
         words += ["bind", folder, _shown_at(folder), "ro"]
     python = dataclasses.replace(
@@ -79,7 +77,7 @@ def writable_paths(spec: Spec) -> list[str]:
 
 def environment(spec: Spec, python: Python) -> dict[str, str]:
     home = str(Path(python.executable).parent)
-    path = "/usr/local/bin:/usr/bin:/bin"
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     env = {
         "PATH": path if home == "/usr/bin" else f"{home}:{path}",
         "HOME": WORKSPACE,
@@ -101,10 +99,7 @@ def _host_system() -> list[str]:
             words += ["link", os.readlink(path), f"/{name}"]
         elif path.is_dir():
             words += ["bind", f"/{name}", f"/{name}", "ro"]
-    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
-        if os.path.exists(name):
-            words += ["bind", name, name, "ro"]
-    return words
+    return words + etc.system()
 
 
 def _rootfs(root: Path) -> list[str]:
