@@ -12,6 +12,10 @@ HarenaError
 ├── WireError                bytes from a box that the closed schema refuses
 └── BoxFileError             a file operation the box refused                                 (also OSError)
     ├── BoxFileNotFound                                                              (also FileNotFoundError)
+    ├── BoxFileExists        something else is there already                           (also FileExistsError)
+    ├── BoxFileForbidden     the guest itself may not do it                            (also PermissionError)
+    ├── BoxFileIsFolder      a folder where a file is needed                         (also IsADirectoryError)
+    ├── BoxFileNotFolder     a file where a folder is needed                        (also NotADirectoryError)
     └── BoxFileTooLarge      more bytes than the cap allows: raise `max_bytes` to read it
 """
 
@@ -96,10 +100,38 @@ class BoxFileNotFound(BoxFileError, FileNotFoundError):
     """No such file or folder in the box."""
 
 
+class BoxFileExists(BoxFileError, FileExistsError):
+    """Something else has that name in the box."""
+
+
+class BoxFileForbidden(BoxFileError, PermissionError):
+    """The box's user has no right to it."""
+
+
+class BoxFileIsFolder(BoxFileError, IsADirectoryError):
+    """There is a folder where the operation needs a file."""
+
+
+class BoxFileNotFolder(BoxFileError, NotADirectoryError):
+    """There is a file where the operation needs a folder."""
+
+
 class BoxFileTooLarge(BoxFileError):
     """The file, folder or listing is larger than the cap of the call."""
 
 
+_FILE_ERRORS: dict[int, type[BoxFileError]] = {
+    errno.ENOENT: BoxFileNotFound,
+    errno.EEXIST: BoxFileExists,
+    errno.EACCES: BoxFileForbidden,
+    errno.EPERM: BoxFileForbidden,
+    errno.EROFS: BoxFileForbidden,
+    errno.EISDIR: BoxFileIsFolder,
+    errno.ENOTDIR: BoxFileNotFolder,
+    errno.EFBIG: BoxFileTooLarge,
+}
+
+
 def file_error(number: int, path: str, detail: str = "") -> BoxFileError:
-    kind = {errno.ENOENT: BoxFileNotFound, errno.EFBIG: BoxFileTooLarge}.get(number, BoxFileError)
+    kind = _FILE_ERRORS.get(number, BoxFileError)
     return kind(number, detail or errno.errorcode.get(number, f"errno {number}"), path)

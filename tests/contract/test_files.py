@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -62,11 +64,23 @@ def test_read_of_an_endless_file_is_capped(box: Sandbox) -> None:
     assert box.exec(["true"]).ok
 
 
-def test_large_files_pass(make_box: Callable[..., Sandbox]) -> None:
+def test_files_pass_up_to_the_size_of_the_workspace(make_box: Callable[..., Sandbox], tmp_path: Path) -> None:
     box = make_box(workspace_mb=64)
-    data = os.urandom(1 << 20) * 30
+    data = os.urandom(1 << 20) * 55
     box.write("big", data)
-    assert box.read("big", max_bytes=32 << 20) == data
+    assert box.read("big", max_bytes=len(data)) == data
+    with pytest.raises(BoxFileTooLarge):
+        box.read("big", max_bytes=len(data) - 1)
+    with pytest.raises(BoxFileError) as caught:
+        box.write("more", data)
+    assert caught.value.errno == errno.ENOSPC
+    assert [info.path for info in box.list()] == ["big"], "nothing is left of what did not fit"
+    box.download(".", tmp_path)
+    assert (tmp_path / "big").read_bytes() == data
+    box.remove("big")
+    box.upload(tmp_path)
+    assert box.sha256("big") == hashlib.sha256(data).hexdigest()
+    assert [info.path for info in box.list()] == ["big"]
 
 
 def test_caps_above_the_limit_of_a_call_are_refused(box: Sandbox) -> None:
@@ -114,12 +128,29 @@ def test_missing_file_is_not_found(box: Sandbox) -> None:
         assert "missing/file" in str(caught.value)
 
 
-def test_folder_is_no_file(box: Sandbox) -> None:
+def test_folder_is_no_file_and_a_file_no_folder(box: Sandbox) -> None:
     box.exec(["mkdir", "folder"])
     for action in (lambda: box.read("folder"), lambda: box.write("folder", b""), lambda: box.sha256("folder")):
-        with pytest.raises(BoxFileError):
+        with pytest.raises(BoxFileError) as caught:
             action()
+        assert isinstance(caught.value, IsADirectoryError)
     assert [info.kind for info in box.list()] == ["dir"]
+    box.write("file", b"")
+    for action in (lambda: box.read("file/x"), lambda: box.list("file")):
+        with pytest.raises(BoxFileError) as caught:
+            action()
+        assert isinstance(caught.value, NotADirectoryError)
+
+
+def test_file_without_rights_is_neither_read_nor_replaced(box: Sandbox) -> None:
+    box.write("a", b"old", mode=0o444)
+    box.write("b", b"old", mode=0o200)
+    for action in (lambda: box.write("a", b"new"), lambda: box.read("b"), lambda: box.write("/etc/passwd", b"")):
+        with pytest.raises(BoxFileError) as caught:
+            action()
+        assert isinstance(caught.value, PermissionError)
+    assert box.read("a") == b"old"
+    assert sorted(info.path for info in box.list()) == ["a", "b"]
 
 
 def test_pipe_does_not_hang_the_reader(box: Sandbox) -> None:
@@ -261,6 +292,67 @@ def test_upload_takes_only_folders_of_files_folders_and_links(box: Sandbox, tmp_
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SpecError, match="neither"):
         box.upload(tmp_path)
+
+
+Swap = Callable[[str, Callable[[], bool], Callable[[], object]], None]
+
+
+@pytest.fixture
+def swap_before() -> Iterator[Swap]:
+    """Does something once, at the last moment before this process opens, lists or changes the mode of a name: what a
+    guest that is quick enough would do in a folder that it may write to."""
+    plans: list[tuple[str, Callable[[], bool], Callable[[], object]]] = []
+
+    def hook(event: str, args: tuple[object, ...]) -> None:
+        if plans and event in {"open", "os.scandir", "os.listdir", "os.chmod"} and isinstance(args[0], str):
+            name, ready, action = plans[0]
+            if os.path.basename(args[0]) == name and ready():
+                plans.clear()
+                action()
+
+    sys.addaudithook(hook)
+    yield lambda *plan: plans.append(plan)
+    plans.clear()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_upload_follows_no_link_that_a_guest_swapped_in(
+    box: Sandbox, tmp_path: Path, swap_before: Swap, kind: str
+) -> None:
+    shared, secret = tmp_path / "shared", tmp_path / "secret"
+    for folder in (shared / "sub", secret):
+        folder.mkdir(parents=True)
+        (folder / "a").write_bytes(b"precious" if folder is secret else b"harmless")
+    name, link = (shared / "sub" / "a", secret / "a") if kind == "file" else (shared / "sub", secret)
+
+    def swap() -> None:
+        name.rename(tmp_path / "aside")
+        name.symlink_to(link)
+
+    swap_before(name.name, lambda: True, swap)
+    with pytest.raises(SpecError, match="was changed"):
+        box.upload(shared, "in")
+    assert (tmp_path / "aside").exists(), "the swap took place"
+    assert b"precious" not in box.exec(["sh", "-c", "cat $(find . -type f) /dev/null"]).stdout
+
+
+def test_download_changes_no_mode_through_a_link_that_a_guest_swapped_in(
+    box: Sandbox, tmp_path: Path, swap_before: Swap
+) -> None:
+    box.write("d/sub/a", b"1")
+    box.exec(["chmod", "777", "d/sub"])
+    out, private = tmp_path / "out", tmp_path / "private"
+    private.mkdir(mode=0o700)
+
+    def swap() -> None:
+        (out / "sub").rename(tmp_path / "aside")
+        (out / "sub").symlink_to(private)
+
+    swap_before("sub", (out / "sub" / "a").exists, swap)
+    with contextlib.suppress(OSError):
+        box.download("d", out)
+    assert (tmp_path / "aside").exists(), "the swap took place"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
 def test_download_is_capped(box: Sandbox, tmp_path: Path) -> None:

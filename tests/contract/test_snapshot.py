@@ -173,3 +173,37 @@ def test_cost_grows_with_what_changed(box: Sandbox, traffic: Callable[[Callable[
     assert traffic(box.snapshot) < whole / 10
     assert traffic(lambda: box.restore(old)) < whole / 10
     assert len(box.list()) == 40
+
+
+def test_holes_of_sparse_files_are_kept(make_box: Callable[..., Sandbox]) -> None:
+    """A file may be far larger than the workspace, as long as it is mostly holes."""
+    box = make_box(workspace_mb=8)
+    write = "import os\nfor at in (0, 1 << 20, 5 << 30):\n    f.seek(at); f.write(b'data%d' % at)\nf.truncate(9 << 30)"
+    assert box.run(f"f = open('sparse', 'wb')\n{write}\nf.close(); os.truncate('sparse', 9 << 30)").ok
+    assert box.run("import os\nopen('hole', 'wb').close(); os.truncate('hole', 1 << 30)").ok
+    before = box.snapshot()
+    assert sum(map(len, before.blobs.values())) < 1 << 20
+    shell(box, "printf x >> sparse; rm hole; truncate -s 1K sparse")
+    box.restore(before)
+    look = "[os.stat(n).st_size, os.stat(n).st_blocks < 100] for n in ('hole', 'sparse')"
+    found = box.run(f"print([{look}], [os.pread(os.open('sparse', 0), 9, at) for at in (0, 1 << 20, 5 << 30)])")
+    whole = [[1 << 30, True], [9 << 30, True]]
+    data = [b"data0\0\0\0\0", b"data10485", b"data53687"]
+    assert found.stdout.decode().strip() == f"{whole} {data}", found
+    assert box.snapshot().entries == before.entries
+
+
+def test_large_files_are_kept(make_box: Callable[..., Sandbox]) -> None:
+    box = make_box(workspace_mb=64)
+    shell(box, "mkdir shut; head -c 40000000 /dev/urandom > shut/big; chmod 400 shut/big; chmod 500 shut")
+    digest, before = box.sha256("shut/big"), box.snapshot()
+    shell(box, "chmod 700 shut; rm -f shut/big; chmod 500 shut")
+    box.restore(before)
+    assert box.sha256("shut/big") == digest
+    assert [(info.path, info.mode) for info in box.list(recursive=True)] == [("shut", 0o500), ("shut/big", 0o400)]
+
+
+def test_snapshot_shows_its_size_and_not_its_contents(box: Sandbox) -> None:
+    box.write("a", b"x" * 1000)
+    box.write("d/b", b"y" * 10)
+    assert repr(box.snapshot()) == "<Snapshot of 3 entries, 1010 bytes of contents>"

@@ -1,43 +1,58 @@
 """Files of a box, read and written by a server inside it with the guest's own rights, and snapshots of them.
 
 A snapshot is plain data on the host: what each path was, and the contents by digest. Taking one reads the metadata of
-everything and the contents of what changed since the last; restoring sends only what differs.
+everything and the contents of what changed since the last; restoring sends only what differs. What is larger than one
+message goes in pieces, and holes of sparse files are neither sent nor filled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import itertools
 import os
 import stat
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from harena.errors import SpecError, WireError, file_error
+from harena.errors import BoxFileError, SpecError, WireError, file_error
 from harena.sandbox import wire
 from harena.sandbox.channel import Channel
 from harena.sandbox.spec import MB, WORKSPACE, FileInfo, workspace_path
 
-MAX_READ = 32 * MB
+MAX_FILE = 1 << 36
+"""More than any host has memory for: a larger `max_bytes` is a mistake."""
 MAX_ENTRIES = 200_000
+MAX_DEPTH = 200
+"""Of folders to upload: each is a descriptor while what is in it is read."""
 BATCH = 16 * MB
+"""What one message carries of contents; a larger file is sent in pieces of this size."""
+MAX_FETCH = 32 * MB
+TRIES = 3
 ANSWER_S = 60.0
 RACY_NS = 50_000_000
 """A file changed this shortly before a scan may change again without its times showing it; it is read again."""
 KINDS = frozenset({"file", "dir", "symlink", "other"})
 
 
+Ranges = tuple[tuple[int, int], ...]
+"""Start and end of each, in order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     info: FileInfo
     digest: str | None
-    """SHA-256 of a file's contents."""
+    """SHA-256 of a file's contents, holes left out."""
+    ranges: Ranges | None = None
+    """Where a file with holes has data; None for a file without holes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Snapshot:
     """The workspace at one moment. Holds for any box, also after the one it was taken from is closed."""
 
@@ -47,12 +62,43 @@ class Snapshot:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def __repr__(self) -> str:
+        size = sum(map(len, self.blobs.values()))
+        return f"<Snapshot of {len(self)} entries, {size} bytes of contents>"
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     info: FileInfo
     inode: int
     changed_ns: int
+    allocated: int
+
+    @property
+    def has_holes(self) -> bool:
+        return self.info.kind == "file" and self.allocated < self.info.size
+
+
+class Known(NamedTuple):
+    """A file of the last snapshot."""
+
+    inode: int
+    changed_ns: int
+    size: int
+    digest: str
+    ranges: Ranges | None
+
+
+class Room:
+    """How many bytes a call may still bring to the host."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = self.left = max_bytes
+
+    def take(self, count: int, path: str) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise file_error(errno.EFBIG, path, f"more than the {self.max_bytes} bytes asked for")
 
 
 class Files:
@@ -61,24 +107,24 @@ class Files:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[int, int, int, str]] = {}
+        self._tokens = itertools.count(1)
+        self._known: dict[str, Known] = {}
         self._blobs: dict[str, bytes] = {}
 
     def close(self) -> None:
         self._channel.close()
 
     def read(self, path: str, max_bytes: int) -> bytes:
-        if not 0 <= max_bytes <= MAX_READ:
-            raise SpecError(f"max_bytes={max_bytes}: at most {MAX_READ} in one call; `download` takes more")
-        _, data = self._call({"op": "read", "path": workspace_path(path), "max_bytes": max_bytes}, path=path)
-        if len(data) > max_bytes:
-            raise WireError("the box sent more of a file than was asked for")
-        return data
+        if not 0 <= max_bytes <= MAX_FILE:
+            raise SpecError(f"max_bytes={max_bytes}: from 0 to {MAX_FILE}")
+        return self._read(workspace_path(path), Room(max_bytes), path)
 
     def write(self, path: str, data: bytes, mode: int) -> None:
-        if len(data) > MAX_READ:
-            raise SpecError(f"{len(data)} bytes: at most {MAX_READ} in one call; `upload` takes more")
-        self._call({"op": "write", "path": workspace_path(path), "mode": mode & 0o777}, data, path=path)
+        where, token = workspace_path(path), next(self._tokens)
+        for offset, piece in _pieces(data):
+            last = offset + len(piece) == len(data)
+            message = {"op": "write", "path": where, "mode": mode & 0o777, "token": token, "offset": offset}
+            self._call(message | {"last": last}, piece, path=path)
 
     def list(self, path: str, *, recursive: bool, max_entries: int) -> list[FileInfo]:
         return [seen.info for seen in self._scan(workspace_path(path), recursive, max_entries)[0]]
@@ -96,31 +142,73 @@ class Files:
     # ---- folders ----
 
     def upload(self, source: Path, path: str) -> int:
-        """Copies a folder of the host into the box: files, folders, links and modes. Returns the number of entries."""
-        if not source.is_dir():
-            raise SpecError(f"{source}: not a folder")
-        top = workspace_path(path)
-        changes = Changes(top)
-        for folder, names, files in os.walk(source):
-            relative = os.path.relpath(folder, source)
-            prefix = "" if relative == "." else relative + "/"
-            for name in sorted([*names, *files]):
-                found = Path(folder, name)
-                info = found.lstat()
-                where = f"{top}/{prefix}{name}"
-                mode = stat.S_IMODE(info.st_mode) & 0o777
-                if stat.S_ISLNK(info.st_mode):
-                    changes.make(where, "symlink", mode, info.st_mtime_ns, os.readlink(found))
-                elif stat.S_ISDIR(info.st_mode):
-                    changes.make(where, "dir", mode, info.st_mtime_ns)
-                elif stat.S_ISREG(info.st_mode):
-                    changes.make(where, "file", mode, info.st_mtime_ns, data=found.read_bytes())
-                else:
-                    raise SpecError(f"{found}: neither a file, a folder nor a link")
-                if changes.size > BATCH:
-                    self._apply(changes)
+        """Copies a folder of the host into the box: files, folders, links and modes. Returns the number of entries.
+        Goes down step by step and follows no link: a guest may be at work in the folder, and may swap what is there."""
+        changes = Changes(workspace_path(path))
+        try:
+            folder = os.open(source, FOLDER)
+        except (FileNotFoundError, NotADirectoryError):
+            raise SpecError(f"{source}: not a folder") from None
+        try:
+            self._upload_folder(changes, folder, changes.top, str(source), 0)
+        finally:
+            os.close(folder)
         self._apply(changes)
         return changes.count
+
+    def _upload_folder(self, changes: Changes, folder: int, where: str, shown: str, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise SpecError(f"{shown}: folders are nested more than {MAX_DEPTH} deep")
+        for name in sorted(os.listdir(folder)):
+            try:
+                self._upload_entry(changes, folder, name, f"{where}/{name}", f"{shown}/{name}", depth)
+            except OSError as error:
+                if isinstance(error, BoxFileError) or error.errno not in SWAPPED:
+                    raise
+                raise SpecError(f"{shown}/{name}: was changed while it was uploaded") from None
+
+    def _upload_entry(self, changes: Changes, folder: int, name: str, where: str, shown: str, depth: int) -> None:
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        mode = stat.S_IMODE(info.st_mode) & 0o777
+        if stat.S_ISLNK(info.st_mode):
+            changes.make(where, "symlink", mode, info.st_mtime_ns, os.readlink(name, dir_fd=folder))
+        elif stat.S_ISDIR(info.st_mode):
+            changes.make(where, "dir", mode, info.st_mtime_ns)
+            with _opened(name, FOLDER | os.O_NOFOLLOW, folder) as deeper:
+                self._upload_folder(changes, deeper, where, shown, depth + 1)
+        elif stat.S_ISREG(info.st_mode):
+            with _opened(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, folder) as file:
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise SpecError(f"{shown}: was changed while it was uploaded")
+                self._put(changes, where, mode, info.st_mtime_ns, _read_pieces(file))
+        else:
+            raise SpecError(f"{shown}: neither a file, a folder nor a link")
+        if changes.size > BATCH:
+            self._apply(changes)
+
+    def _put(
+        self,
+        changes: Changes,
+        where: str,
+        mode: int,
+        mtime_ns: int,
+        pieces: Iterator[tuple[int, bytes]],
+        size: int | None = None,
+    ) -> None:
+        """A file from pieces, with holes between them; `size` where one may end in a hole."""
+        offset, data = next(pieces, (0, b""))
+        following = next(pieces, None)
+        if following is None and offset == 0 and size in (None, len(data)):
+            return changes.make(where, "file", mode, mtime_ns, data=data)
+        token = next(self._tokens)
+        changes.part(where, token, offset, data)
+        end = offset + len(data)
+        for offset, data in itertools.chain([following] if following else [], pieces):
+            if changes.size > BATCH:
+                self._apply(changes)
+            changes.part(where, token, offset, data)
+            end = offset + len(data)
+        return changes.whole(where, mode, mtime_ns, token, end if size is None else size)
 
     def download(self, path: str, target: Path, max_bytes: int) -> int:
         """Copies a folder of the box to the host. Links are made as links and never followed; a name or a target that
@@ -140,17 +228,13 @@ class Files:
             folders = [info for info in infos if info.kind == "dir"]
             for info in folders:
                 _make_folder(root, info.path)
-            for info, data in self._contents(top, [info for info in infos if info.kind == "file"], max_bytes):
+            for info, data in self._contents(top, [info for info in infos if info.kind == "file"], Room(max_bytes)):
                 _write_beneath(root, info, data)
             for info in infos:
                 if info.kind == "symlink":
                     _link_beneath(root, info)
             for info in reversed(folders):
-                parent, name = _open_parent(root, info.path)
-                try:
-                    os.chmod(name, info.mode & 0o777, dir_fd=parent)
-                finally:
-                    os.close(parent)
+                _set_mode(root, info)
         finally:
             os.close(root)
         return len(infos)
@@ -161,32 +245,38 @@ class Files:
         with self._lock:
             found, now = self._scan(WORKSPACE, True, MAX_ENTRIES, insist=True)
             fresh = [seen for seen in found if seen.info.kind == "file" and not self._unchanged(seen)]
-            digests: dict[str, str] = {}
+            read: dict[str, tuple[str, Ranges | None]] = {}
             blobs = dict(self._blobs)
-            for info, data in self._contents(WORKSPACE, [seen.info for seen in fresh], max_bytes, insist=True):
+            room = Room(max_bytes)
+            for info, data, ranges in self._with_holes(fresh, room):
                 digest = hashlib.sha256(data).hexdigest()
-                digests[info.path] = digest
+                read[info.path] = digest, ranges
                 blobs[digest] = data
             entries: dict[str, Entry] = {}
-            known: dict[str, tuple[int, int, int, str]] = {}
+            known: dict[str, Known] = {}
             for seen in found:
                 path = seen.info.path
-                if seen.info.kind == "other":
+                if seen.info.kind != "file":
+                    if seen.info.kind != "other":
+                        entries[path] = Entry(info=seen.info, digest=None)
                     continue
-                digest = digests.get(path) or (self._known[path][3] if self._unchanged(seen) else None)
-                if seen.info.kind == "file" and digest is None:
+                if self._unchanged(seen):
+                    digest, ranges = self._known[path].digest, self._known[path].ranges
+                elif path in read:
+                    digest, ranges = read[path]
+                else:
                     continue  # it vanished between the listing and the reading
-                entries[path] = Entry(info=seen.info, digest=digest if seen.info.kind == "file" else None)
-                if seen.info.kind == "file" and digest is not None and seen.changed_ns < now - RACY_NS:
-                    known[path] = (seen.inode, seen.changed_ns, seen.info.size, digest)
+                entries[path] = Entry(info=seen.info, digest=digest, ranges=ranges)
+                if seen.changed_ns < now - RACY_NS:
+                    known[path] = Known(seen.inode, seen.changed_ns, seen.info.size, digest, ranges)
             used = {entry.digest for entry in entries.values()}
             self._blobs = {digest: data for digest, data in blobs.items() if digest in used}
             self._known = known
             return Snapshot(entries=entries, blobs=self._blobs)
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: Snapshot, max_bytes: int) -> None:
         """Makes the workspace what it was: what came later is removed, what went is back."""
-        now = self.snapshot(1 << 40)
+        now = self.snapshot(max_bytes)
         changes = Changes(WORKSPACE)
         for path, entry in now.entries.items():
             wanted = snapshot.entries.get(path)
@@ -197,16 +287,17 @@ class Files:
         for path, entry in snapshot.entries.items():
             info, where = entry.info, f"{WORKSPACE}/{path}"
             present = now.entries.get(path)
-            same = present is not None and present.info.kind == info.kind
-            if same and present is not None and present.info == info and present.digest == entry.digest:
+            if present == entry:
                 if info.kind == "dir":
                     changes.make(where, "dir", info.mode, info.mtime_ns)  # its time moves with what happens inside
                 continue
             if info.kind == "file" and entry.digest is not None:
-                kept = same and present is not None and present.digest == entry.digest
-                changes.make(
-                    where, "file", info.mode, info.mtime_ns, data=None if kept else snapshot.blobs[entry.digest]
-                )
+                if present is not None and _same_contents(present, entry):
+                    changes.make(where, "file", info.mode, info.mtime_ns)
+                else:
+                    pieces = _pieces(snapshot.blobs[entry.digest], entry.ranges)
+                    size = None if entry.ranges is None else info.size
+                    self._put(changes, where, info.mode, info.mtime_ns, pieces, size)
             else:
                 changes.make(where, info.kind, info.mode, info.mtime_ns, info.target)
             if changes.size > BATCH:
@@ -222,6 +313,58 @@ class Files:
         known = self._known.get(seen.info.path)
         return known is not None and known[:3] == (seen.inode, seen.changed_ns, seen.info.size)
 
+    def _read(self, where: str, room: Room, path: str, *, insist: bool = False) -> bytes:
+        """A whole file, in pieces; from its start again when another one takes its place meanwhile."""
+        for _ in range(TRIES):
+            parts: list[bytes] = []
+            read, left, file = 0, room.left, None
+            while True:
+                want = min(BATCH, left + 1 - read)
+                number, data = self._read_ranges(where, [(read, read + want)], path, insist=insist)
+                if number != file and file is not None:
+                    break
+                file = number
+                parts.append(data)
+                read += len(data)
+                if len(data) < want:
+                    room.take(read, path)
+                    return b"".join(parts)
+                if read > left:
+                    room.take(read, path)
+        raise file_error(errno.EBUSY, path, "was replaced again and again while it was read")
+
+    def _read_ranges(self, where: str, ranges: list[tuple[int, int]], path: str, *, insist: bool) -> tuple[int, bytes]:
+        """What a file has there, and the number that tells it from another in its place."""
+        answer, data = self._call({"op": "read", "path": where, "ranges": ranges, "insist": insist}, path=path)
+        number = answer.get("file")
+        if not isinstance(number, int) or len(data) > sum(end - start for start, end in ranges):
+            raise WireError("the box sent more of a file than was asked for")
+        return number, data
+
+    def _with_holes(self, found: list[Seen], room: Room) -> Iterator[tuple[FileInfo, bytes, Ranges | None]]:
+        """The contents of files of the workspace, and where a file with holes has them."""
+        dense = [seen.info for seen in found if not seen.has_holes]
+        for info, data in self._contents(WORKSPACE, dense, room, insist=True):
+            yield info, data, None
+        for seen in found:
+            if seen.has_holes:
+                with _unless_gone():
+                    yield seen.info, *self._read_sparse(seen.info, room)
+
+    def _read_sparse(self, info: FileInfo, room: Room) -> tuple[bytes, Ranges]:
+        where = f"{WORKSPACE}/{info.path}"
+        answer, _ = self._call({"op": "ranges", "path": where}, path=info.path)
+        ranges = _parse_ranges(answer.get("ranges"))
+        file = answer.get("file")
+        parts: list[bytes] = []
+        for batch in _batches(ranges):
+            number, data = self._read_ranges(where, batch, info.path, insist=True)
+            if number != file or len(data) != sum(end - start for start, end in batch):
+                raise file_error(errno.EBUSY, info.path, "was changed while it was read")
+            room.take(len(data), info.path)
+            parts.append(data)
+        return b"".join(parts), ranges
+
     def _scan(self, top: str, recursive: bool, max_entries: int, *, insist: bool = False) -> tuple[list[Seen], int]:
         """`insist`, here and below: what the guest shut to itself is opened for a moment, and seen all the same."""
         request = {"op": "list", "path": top, "recursive": recursive, "max_entries": max_entries, "insist": insist}
@@ -234,10 +377,14 @@ class Files:
         return found, now
 
     def _contents(
-        self, top: str, infos: list[FileInfo], max_bytes: int, *, insist: bool = False
-    ) -> Iterable[tuple[FileInfo, bytes]]:
-        """The files' bytes, fetched in batches. One that is gone by now is left out."""
-        left = max_bytes
+        self, top: str, infos: list[FileInfo], room: Room, *, insist: bool = False
+    ) -> Iterator[tuple[FileInfo, bytes]]:
+        """The files' bytes, small ones fetched in batches. One that is gone by now is left out."""
+        for info in infos:
+            if info.size > BATCH:
+                with _unless_gone():
+                    yield info, self._read(f"{top}/{info.path}", room, info.path, insist=insist)
+        infos = [info for info in infos if info.size <= BATCH]
         while infos:
             batch, size = [infos[0]], infos[0].size
             for info in infos[1:]:
@@ -246,18 +393,15 @@ class Files:
                 batch.append(info)
                 size += info.size
             infos = infos[len(batch) :]
-            request: dict[str, Any] = {
-                "op": "fetch",
-                "paths": [f"{top}/{info.path}" for info in batch],
-                "insist": insist,
-            }
-            answer, data = self._call(request | {"max_bytes": min(left, MAX_READ)}, path=top)
+            paths = [f"{top}/{info.path}" for info in batch]
+            most = min(room.left, MAX_FETCH)
+            answer, data = self._call({"op": "fetch", "paths": paths, "insist": insist, "max_bytes": most}, path=top)
             sizes = answer.get("sizes")
             if not isinstance(sizes, list) or len(cast("list[Any]", sizes)) != len(batch):
                 raise WireError("the box sent something else than the files that were asked for")
-            if len(data) > min(left, MAX_READ):
+            if len(data) > most:
                 raise WireError("the box sent more than was asked for")
-            left -= len(data)
+            room.take(len(data), top)
             at = 0
             for info, count in zip(batch, cast("list[Any]", sizes), strict=True):
                 if not isinstance(count, int) or count > len(data) - at:
@@ -306,14 +450,112 @@ class Changes:
     def make(
         self, path: str, kind: str, mode: int, mtime_ns: int, target: str | None = None, data: bytes | None = None
     ) -> None:
-        if data is not None and len(data) > MAX_READ:
-            raise SpecError(f"{path}: {len(data)} bytes, more than the {MAX_READ} of one file")
         self.makes.append([path, kind, mode, mtime_ns, target, -1 if data is None else len(data)])
         if data is not None:
             self.parts.append(data)
             self.size += len(data)
         self.size += 100
         self.count += 1
+
+    def part(self, path: str, token: int, offset: int, data: bytes) -> None:
+        """A piece of a file that `whole` will put in its place."""
+        self.makes.append([path, "part", 0, offset, token, len(data)])
+        self.parts.append(data)
+        self.size += len(data) + 100
+
+    def whole(self, path: str, mode: int, mtime_ns: int, token: int, size: int) -> None:
+        self.makes.append([path, "whole", mode, mtime_ns, [token, size], -1])
+        self.size += 100
+        self.count += 1
+
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+SWAPPED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
+"""How opening a name fails that was something else a moment ago."""
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
+
+
+@contextlib.contextmanager
+def _unless_gone() -> Generator[None]:
+    """Passes over a file of the box that is gone, or no longer one."""
+    try:
+        yield
+    except BoxFileError as error:
+        if error.errno not in GONE:
+            raise
+
+
+@contextlib.contextmanager
+def _opened(name: str, flags: int, folder: int) -> Generator[int]:
+    fd = os.open(name, flags | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _pieces(data: bytes, ranges: Ranges | None = None) -> Iterator[tuple[int, bytes]]:
+    """Offset and bytes of what one message carries; at least one, but for a file that is all hole."""
+    at = 0
+    for start, end in ((0, len(data)),) if ranges is None else ranges:
+        for offset in range(start, max(end, start + 1), BATCH):
+            count = min(BATCH, end - offset)
+            yield offset, data[at : at + count] if count < len(data) else data
+            at += count
+
+
+def _read_pieces(file: int) -> Iterator[tuple[int, bytes]]:
+    """A file of the host. It may grow while it is read: what takes it in has an end."""
+    offset = 0
+    while True:
+        parts, size = [b""], 0
+        while size < BATCH and (chunk := os.read(file, BATCH - size)):
+            parts.append(chunk)
+            size += len(chunk)
+        if size or offset == 0:
+            yield offset, b"".join(parts)
+        if size < BATCH:
+            return
+        offset += size
+
+
+def _parse_ranges(value: Any) -> Ranges:
+    """As a hostile box sent them."""
+    ranges: list[tuple[int, int]] = []
+    last = 0
+    for row in cast("list[Any]", value) if isinstance(value, list) else [None]:
+        match row:
+            case [int(start), int(end)] if last <= start < end < 1 << 62:
+                ranges.append((start, end))
+                last = end
+            case _:
+                raise WireError("the box sent malformed ranges of a file")
+    return tuple(ranges)
+
+
+def _batches(ranges: Ranges) -> Iterator[list[tuple[int, int]]]:
+    """Ranges for one message each: cut where one is too large, together where they are small."""
+    batch: list[tuple[int, int]] = []
+    size = 0
+    for start, end in ranges:
+        while start < end:
+            stop = min(end, start + BATCH - size)
+            batch.append((start, stop))
+            size += stop - start
+            start = stop
+            if size == BATCH:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _same_contents(one: Entry, other: Entry) -> bool:
+    return one.info.kind == other.info.kind and (one.digest, one.ranges, one.info.size) == (
+        other.digest,
+        other.ranges,
+        other.info.size,
+    )
 
 
 def _seen(row: Any) -> Seen:
@@ -328,9 +570,10 @@ def _seen(row: Any) -> Seen:
             str() | None as target,
             int(inode),
             int(changed),
+            int(allocated),
         ] if kind in KINDS and size >= 0 and path and len(path) <= 100_000:
             info = FileInfo(path=path, kind=kind, size=size, mode=mode & 0o7777, mtime_ns=mtime, target=target)
-            return Seen(info, inode, changed)
+            return Seen(info, inode, changed, allocated)
         case _:
             raise WireError("the box sent a malformed listing")
 
@@ -380,7 +623,7 @@ def _open_parent(root: int, path: str) -> tuple[int, str]:
     fd = os.dup(root)
     for folder in folders:
         try:
-            deeper = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+            deeper = os.open(folder, FOLDER | os.O_NOFOLLOW, dir_fd=fd)
         finally:
             os.close(fd)
         fd = deeper
@@ -405,6 +648,16 @@ def _write_beneath(root: int, info: FileInfo, data: bytes) -> None:
         with open(os.open(name, flags, 0o600, dir_fd=parent), "wb") as file:
             file.write(data)
             os.fchmod(file.fileno(), info.mode & 0o777)
+    finally:
+        os.close(parent)
+
+
+def _set_mode(root: int, info: FileInfo) -> None:
+    """Of a folder. Through a descriptor: a name may be a link by now, and its mode that of something else."""
+    parent, name = _open_parent(root, info.path)
+    try:
+        with _opened(name, FOLDER | os.O_NOFOLLOW, parent) as folder:
+            os.fchmod(folder, info.mode & 0o777)
     finally:
         os.close(parent)
 

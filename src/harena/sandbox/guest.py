@@ -37,6 +37,8 @@ MAX_FRAME = 64 << 20
 BATCH = 32
 WORKSPACE = "/workspace"
 RUNS_REMEMBERED = 256
+MAX_RANGES = 100_000
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO)
 
 # Programs may replace any builtin; what must work after them is bound here, before they run.
 _BUILTINS = dict(vars(builtins))
@@ -440,6 +442,7 @@ def entry_of(path, name):
         target,
         info.st_ino,
         info.st_ctime_ns,
+        info.st_blocks * 512,
     ]
 
 
@@ -490,13 +493,14 @@ class Opened:
             self.open_way(path)
             return action(*arguments)
 
-    def read_file(self, path, limit):
+    def open_file(self, path):
+        """For reading, on the second try with everything opened."""
         try:
-            return read_file(path, limit, os.O_NOFOLLOW)
+            return open_file(path, os.O_NOFOLLOW)
         except PermissionError:
             self.open_way(path)
             self.open(path)
-            return read_file(path, limit, os.O_NOFOLLOW)
+            return open_file(path, os.O_NOFOLLOW)
 
 
 def walk(top, prefix="", depth=0, opened=None):
@@ -522,40 +526,92 @@ def walk(top, prefix="", depth=0, opened=None):
             yield from walk(path, shown + "/", depth + 1, opened)
 
 
-def read_file(path, limit, flags=0):
+def open_file(path, flags=0):
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | flags)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        parts, size = [], 0
-        while True:
-            chunk = os.read(fd, min(1 << 20, limit + 1 - size))
-            if not chunk:
-                return b"".join(parts)
-            parts.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                raise OSError(errno.EFBIG, f"larger than the {limit} bytes asked for", path)
-    finally:
-        os.close(fd)
-
-
-def write_file(path, data, mode):
-    """Replaces in one step, so that a reader never sees half of it."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if os.path.isdir(path) and not os.path.islink(path):
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, "is a folder", path)
-    beside = f"{os.path.dirname(path)}/.{os.getpid()}.part"  # short: the name itself may be as long as names can be
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def read_at(fd, offset, size):
+    """Up to size bytes; fewer only at the file's end."""
+    parts = []
+    while size > 0:
+        chunk = os.pread(fd, min(size, 1 << 20), offset)
+        if not chunk:
+            break
+        parts.append(chunk)
+        offset += len(chunk)
+        size -= len(chunk)
+    return b"".join(parts)
+
+
+def data_ranges(fd, size):
+    """Where a file with holes has data: [start, end] each."""
+    ranges, at = [], 0
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            break  # a hole to the end
+        at = min(os.lseek(fd, start, os.SEEK_HOLE), size)
+        if start < at:
+            ranges.append([start, at])
+        if len(ranges) > MAX_RANGES:
+            raise OSError(errno.EFBIG, f"a file with more than {MAX_RANGES} holes")
+    return ranges
+
+
+def part_of(path, token):
+    """Where a file is put together. Its name is short: the file's own may be as long as names can be."""
+    return f"{os.path.dirname(path)}/.{os.getpid()}.{token}.part"
+
+
+def write_part(path, token, offset, data):
+    """One piece of a file that comes in several; `finish_part` puts it in its place."""
+    beside = part_of(path, token)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
+        os.lseek(fd, offset, os.SEEK_SET)
         write_all(fd, data)
-        os.fchmod(fd, mode & 0o1777)
     except BaseException:
         os.unlink(beside)
         raise
     finally:
         os.close(fd)
-    os.replace(beside, path)
+
+
+def finish_part(path, token, size, mode):
+    """Replaces in one step, so that a reader never sees half of it."""
+    beside = part_of(path, token)
+    try:
+        os.truncate(beside, size)
+        os.chmod(beside, mode & 0o1777)
+        os.replace(beside, path)
+    except BaseException:
+        os.chmod(beside, 0o600)  # in a folder that is shut it stays, for a second try
+        os.unlink(beside)
+        raise
+
+
+def write_file(path, data, mode):
+    write_part(path, 0, 0, data)
+    finish_part(path, 0, len(data), mode)
+
+
+def check_writable(path):
+    """A file is replaced, which its folder's rights decide; its own shall count as well, as where it is opened."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        raise OSError(errno.EISDIR, "is a folder", path)
+    if os.path.isfile(path) and not os.path.islink(path) and not os.access(path, os.W_OK):
+        raise OSError(errno.EACCES, "not writable", path)
 
 
 def remove(path):
@@ -582,6 +638,11 @@ def open_folders(top):
 
 def make(path, kind, mode, mtime_ns, target, data):
     """One entry of a described state. Without data a file keeps what it has. Modes and times of folders come last."""
+    if kind == "part":
+        return write_part(path, target, mtime_ns, data)
+    if kind == "whole":
+        kind, (token, size) = "file", target
+        finish_part(path, token, size, mode)
     if kind == "dir":
         os.makedirs(path, exist_ok=True)
         return
@@ -607,10 +668,32 @@ class Files:
         return getattr(self, "do_" + request["op"])(request, blob)
 
     def do_read(self, request, blob):
-        return {}, read_file(request["path"], request["max_bytes"])
+        """Ranges of a file, and which file it was: a second call may find another one."""
+        with Opened() as opened:
+            fd = opened.open_file(request["path"]) if request["insist"] else open_file(request["path"])
+            try:
+                data = [read_at(fd, start, end - start) for start, end in request["ranges"]]
+                info = os.fstat(fd)
+            finally:
+                os.close(fd)
+        return {"file": info.st_ino, "size": info.st_size}, b"".join(data)
+
+    def do_ranges(self, request, blob):
+        with Opened() as opened:
+            fd = opened.open_file(request["path"])
+            try:
+                info = os.fstat(fd)
+                return {"ranges": data_ranges(fd, info.st_size), "file": info.st_ino, "size": info.st_size}, b""
+            finally:
+                os.close(fd)
 
     def do_write(self, request, blob):
-        write_file(request["path"], blob, request["mode"])
+        path, token = request["path"], request["token"]
+        if request["offset"] == 0:
+            check_writable(path)
+        write_part(path, token, request["offset"], blob)
+        if request["last"]:
+            finish_part(path, token, request["offset"] + len(blob), request["mode"])
         return {}, b""
 
     def do_list(self, request, blob):
@@ -632,10 +715,8 @@ class Files:
         import hashlib
 
         digest = hashlib.sha256()
-        fd = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        fd = open_file(request["path"])
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", request["path"])
             while chunk := os.read(fd, 1 << 20):
                 digest.update(chunk)
         finally:
@@ -650,15 +731,20 @@ class Files:
         """Several files, one after the other; -1 for one that is gone or no longer a file."""
         sizes, parts, room = [], [], request["max_bytes"]
         with Opened() as opened:
-            read = opened.read_file if request["insist"] else read_file
             for path in request["paths"]:
                 try:
-                    data = read(path, room)
+                    fd = opened.open_file(path) if request["insist"] else open_file(path)
                 except OSError as error:
-                    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO):
+                    if error.errno not in GONE:
                         raise
                     sizes.append(-1)
                     continue
+                try:
+                    data = read_at(fd, 0, room + 1)
+                finally:
+                    os.close(fd)
+                if len(data) > room:
+                    raise OSError(errno.EFBIG, f"larger than the {request['max_bytes']} bytes asked for", path)
                 sizes.append(len(data))
                 parts.append(data)
                 room -= len(data)

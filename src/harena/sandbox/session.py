@@ -409,7 +409,7 @@ class Sandbox:
 
     @_touches
     def restore(self, snapshot: Snapshot) -> None:
-        self._file_server().restore(snapshot)
+        self._file_server().restore(snapshot, self.spec.workspace_mb * MB)
 
     def _file_server(self) -> Files:
         with self._lock:
