@@ -38,6 +38,7 @@ __all__ = [
     "Usage",
     "Verdict",
     "WireError",
+    "WrongProcess",
     "run_doctor",
 ]
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from harena.errors import SpecError as SpecError
     from harena.errors import StartTimeout as StartTimeout
     from harena.errors import WireError as WireError
+    from harena.errors import WrongProcess as WrongProcess
     from harena.sandbox.aio import AsyncProcess as AsyncProcess
     from harena.sandbox.aio import AsyncSandbox as AsyncSandbox
     from harena.sandbox.aio import AsyncSandboxPool as AsyncSandboxPool
@@ -77,7 +79,7 @@ if TYPE_CHECKING:
 # Each is loaded on first use: `harena --help` needs none of them, and asyncio alone would double what the rest takes.
 _MODULES = {
     "errors": "BackendUnavailable BoxClosed BoxError BoxFileError BoxFileNotFound BoxFileTooLarge BoxLost HarenaError "
-    "IsolationUnavailable QueueTimeout Retry SpecError StartTimeout WireError",
+    "IsolationUnavailable QueueTimeout Retry SpecError StartTimeout WireError WrongProcess",
     "sandbox.aio": "AsyncProcess AsyncSandbox AsyncSandboxPool",
     "sandbox.doctor": "run_doctor",
     "sandbox.files": "Snapshot",

@@ -7,6 +7,7 @@ HarenaError
 ├── BoxError                 the platform failed; `retry` says whether trying again is safe
 │   ├── BoxLost              the box died or talked nonsense in the middle of an operation
 │   ├── BoxClosed            the box was closed, or its idle or lifetime clock ran out
+│   ├── WrongProcess         the box belongs to the process that this one was forked from
 │   ├── StartTimeout         the start clock ran out before the box was ready            (also TimeoutError)
 │   └── QueueTimeout         the queue clock ran out before the pool could admit         (also TimeoutError)
 ├── WireError                bytes from a box that the closed schema refuses
@@ -72,6 +73,13 @@ class BoxClosed(BoxError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry=Retry.NEVER)
+
+
+class WrongProcess(BoxError):
+    """A forked child used what belongs to its parent. Make boxes and pools in the process that uses them."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} belongs to another process, which forked this one: make one here", retry=Retry.NEVER)
 
 
 class StartTimeout(BoxError, TimeoutError):

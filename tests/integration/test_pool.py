@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from harena import Limits, Result, SandboxPool, Spec, SpecError, Verdict
+from harena import BoxLost, Limits, Result, SandboxPool, Spec, SpecError, Verdict
+from harena.sandbox.pool import _Batch  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,18 @@ def test_progress_that_raises_ends_the_call_and_not_the_pool(pool: SandboxPool) 
     with pytest.raises(KeyError, match="stop"):
         pool.map(["print(1)", "while True: pass"] * 4, progress=stop)
     assert [result.stdout for result in pool.map(["print(1)"] * 4)] == [b"1\n"] * 4
+
+
+def test_a_result_that_is_missing_does_not_shift_the_others(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = _Batch._settle  # pyright: ignore[reportPrivateUsage]
+
+    def lose(self: _Batch, index: int, result: Result) -> None:
+        settle(self, index, result)
+        self._results[0] = None  # pyright: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(_Batch, "_settle", lose)
+    with pytest.raises(BoxLost, match="program 0 was lost"):
+        pool.map(["print(1)", "print(2)"])
 
 
 @pytest.mark.parametrize("group", [None, 3])

@@ -38,6 +38,7 @@ NAMES = [
     "Usage",
     "Verdict",
     "WireError",
+    "WrongProcess",
     "run_doctor",
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +35,11 @@ class Alarm:
                     wait = self._heap[0][0] - time.monotonic() if self._heap else None
                     self._changed.wait(wait)
                 _, _, action = heapq.heappop(self._heap)
-            again = action()
+            try:
+                again = action()
+            except Exception:  # of one box: the clocks of all others go on
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
+                continue
             if again is not None:
                 self.at(again, action)
 

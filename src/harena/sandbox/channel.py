@@ -15,11 +15,10 @@ import socket
 import struct
 import threading
 import time
-import weakref
 from collections import deque
 
-from harena.errors import BoxLost, Retry, WireError
-from harena.sandbox import wire
+from harena.errors import BoxError, BoxLost, Retry, WireError, WrongProcess
+from harena.sandbox import owner, wire
 
 READ_BYTES = 1 << 16  # a larger one is mapped and unmapped by malloc for each read
 MAX_ANSWERS = 4
@@ -30,18 +29,6 @@ TICK_S = 1.0
 
 class NoAnswer(BoxLost, TimeoutError):
     """The box did not answer in the time it had."""
-
-
-_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """A box ends when its last host socket does: a forked child must not keep its parent's boxes alive."""
-    for channel in list(_channels):
-        channel.abandon()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Channel:
@@ -62,7 +49,7 @@ class Channel:
         self._outputs: dict[int, wire.Output] = {}
         self._fds: deque[int] = deque()
         self._lost: BaseException | None = None
-        _channels.add(self)
+        owner.register(self)
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(TICK_S), 0))
 
@@ -194,10 +181,14 @@ class Channel:
         self._fail(BoxLost(f"{self._name}: closed", retry=Retry.NEVER))
 
     def abandon(self) -> None:
-        """Lets go of the socket without ending the conversation: it belongs to the process we were forked from."""
-        self._lost = BoxLost(f"{self._name}: belongs to the parent process", retry=Retry.NEVER)
+        """Lets go of the socket without ending the conversation. A box ends when its last host socket does: a forked
+        child must not keep its parent's boxes alive."""
         self._changed = threading.Condition(threading.Lock())
-        os.close(self._sock.detach())
+        self._lost = WrongProcess(self._name)
+        for fd in (self._sock.detach(), *self._fds):
+            if fd >= 0:
+                os.close(fd)
+        self._fds.clear()
 
     def _changed_waiters(self) -> bool:
         return len(self._expected) > 1
@@ -263,7 +254,7 @@ class Channel:
 
     def _check(self) -> None:
         if self._lost is not None:
-            if isinstance(self._lost, BoxLost):
+            if isinstance(self._lost, BoxError):
                 raise self._lost
             raise BoxLost(f"{self._name}: {self._lost}") from self._lost
 

@@ -12,7 +12,7 @@ import threading
 import time
 
 from harena.errors import BoxClosed, BoxLost, Retry, WireError
-from harena.sandbox import outcome, wire
+from harena.sandbox import outcome, owner, wire
 from harena.sandbox.channel import Channel
 from harena.sandbox.spec import Limits, Result, Usage, Verdict
 
@@ -43,8 +43,10 @@ class Interpreter:
         sock.setblocking(False)
         for fd in self._out:
             os.set_blocking(fd, False)
+        self._owner = owner.register(self)
 
     def run(self, source: str, limits: Limits) -> Result:
+        owner.check(self._owner, "the interpreter")
         with self._busy:
             try:
                 self._send(wire.encode_call({"op": "run"}, source.encode("utf-8", "surrogatepass")))
@@ -230,6 +232,9 @@ class Interpreter:
             verdict=result.verdict, exit_code=result.exit_code, signal=result.signal, stdout=stdout, stderr=stderr,
             usage=result.usage, detail=detail,
         )  # fmt: skip
+
+    def abandon(self) -> None:
+        self._close()
 
     def close(self) -> None:
         """Lets go of its descriptors; a run that is under way in another thread is told, and does it."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from harena.errors import BoxClosed, BoxLost, HarenaError, QueueTimeout, Retry, SpecError, WireError
-from harena.sandbox import outcome, session, wire
+from harena.sandbox import outcome, owner, session, wire
 from harena.sandbox.alarm import ALARM
 from harena.sandbox.channel import READ_BYTES
 from harena.sandbox.session import Sandbox
@@ -99,6 +99,7 @@ class SandboxPool:
         self._stragglers = stragglers
         if self._warm < 0 or self._max_live < max(1, self._warm) or max_starting < 1 or stragglers < 1:
             raise SpecError("a pool needs warm >= 0, max_live >= max(1, warm), max_starting >= 1, stragglers >= 1")
+        self._owner = os.getpid()
         self._changed = threading.Condition()
         self._ready: deque[Sandbox] = deque()
         self._live = 0
@@ -124,6 +125,7 @@ class SandboxPool:
         return box
 
     def _take(self) -> Sandbox:
+        owner.check(self._owner, "the pool")
         deadline = time.monotonic() + self.clocks.queue_s
         while True:
             with self._changed:
@@ -284,7 +286,10 @@ class SandboxPool:
         return self._take()
 
     def close(self) -> None:
-        """Closes the boxes that are not leased; leased ones end with their lease. Idempotent."""
+        """Closes the boxes that are not leased; leased ones end with their lease. Idempotent. Does nothing in a forked
+        child of its owner."""
+        if os.getpid() != self._owner:
+            return
         with self._changed:
             self._closed = True
             boxes = list(self._ready)
@@ -352,7 +357,10 @@ class _Batch:
                 if worker.running:
                     worker.box.close("the batch was given up")
             raise
-        return [result for result in self._results if result is not None]
+        for index, result in enumerate(self._results):
+            if result is None:  # leaving it out would give every later program its neighbour's result
+                raise BoxLost(f"program {index} was lost by its batch", retry=Retry.UNKNOWN)
+        return cast("list[Result]", self._results)
 
     @staticmethod
     def _worker(box: Sandbox) -> _Worker:

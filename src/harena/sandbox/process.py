@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 
 from harena.errors import BoxClosed, SpecError
-from harena.sandbox import outcome, wire
+from harena.sandbox import outcome, owner, wire
 from harena.sandbox.channel import Channel, NoAnswer
 from harena.sandbox.spec import Limits, Result
 
@@ -58,9 +58,11 @@ class Stream:
         self.tail = b""
         """The last of what was written, read or not: the verdict looks there for what the process complained of."""
         os.set_blocking(fd, False)
+        self._owner = owner.register(self)
 
     def read(self, max_bytes: int = CHUNK, timeout_s: float | None = None) -> bytes:
         """Some bytes as soon as there are any; b"" at the end. TimeoutError when nothing came in time."""
+        owner.check(self._owner, "the process")
         if max_bytes < 1:
             raise SpecError(f"max_bytes={max_bytes}: must be at least 1")
         if self._unread:
@@ -99,6 +101,9 @@ class Stream:
         self._fd = -1
         self._release()
 
+    def abandon(self) -> None:
+        self.close()
+
 
 class Process:
     """A live command in a box. One that nobody holds any more runs on, without its streams."""
@@ -127,6 +132,7 @@ class Process:
         self._release = None if pty else _closes(self, stdin)
         self.stdout = Stream(stdout, self._budget)
         self.stderr = Stream(stderr, self._budget) if stderr is not None else None
+        self._owner = owner.register(self)
 
     @property
     def _stdin(self) -> int:
@@ -135,6 +141,7 @@ class Process:
 
     def write(self, data: bytes) -> None:
         """To its stdin. BrokenPipeError when it reads no more."""
+        owner.check(self._owner, self._what)
         view = memoryview(data)
         while view:
             fd = self._stdin
@@ -167,6 +174,7 @@ class Process:
             self._budget.kill()
 
     def resize(self, rows: int, cols: int) -> None:
+        owner.check(self._owner, self._what)
         if not self._pty:
             raise SpecError("resize: the process was not started with pty=True")
         if self.stdout.fileno() >= 0:
@@ -176,6 +184,7 @@ class Process:
         """Its end, with what was not read yet. TimeoutError when it has not ended in time; it goes on."""
         if self._result is not None:
             return self._result
+        owner.check(self._owner, self._what)
         if self._closed:
             raise BoxClosed(f"{self._what} was closed before its end; nobody knows how it ended")
         self.close_stdin()
@@ -213,6 +222,9 @@ class Process:
         self.stdout.close()
         if self.stderr is not None:
             self.stderr.close()
+
+    def abandon(self) -> None:
+        self.close_stdin()
 
     def __enter__(self) -> Process:
         return self

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from harena.errors import BoxClosed, BoxError, BoxLost, Retry, SpecError, WireError
-from harena.sandbox import backend, outcome, wire
+from harena.sandbox import backend, outcome, owner, wire
 from harena.sandbox.alarm import ALARM
 from harena.sandbox.channel import Channel
 from harena.sandbox.files import MAX_ENTRIES, Files, Snapshot
@@ -123,7 +123,8 @@ class Sandbox:
         self._used_at = time.monotonic()
         self._closed: str | None = None
         self._owned: list[Interpreter | Files] = [] if interpreter is None else [interpreter]
-        self._finalizer = weakref.finalize(self, _let_go, core, view, self._owned)
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _let_go, self._owner, core, view, self._owned)
         self.on_close: Callable[[], object] | None = None
         self._start_clocks()
 
@@ -454,6 +455,7 @@ class Sandbox:
 
     def warm_up(self) -> None:
         """Starts the box's zygote now instead of at the first use of Python or files."""
+        owner.check(self._owner, f"box {self.id}")
         self._python  # noqa: B018
 
     @property
@@ -471,7 +473,10 @@ class Sandbox:
         return self._closed is not None
 
     def close(self, reason: str = "it was closed") -> None:
-        """Ends everything in the box. Forks of it live on. Idempotent."""
+        """Ends everything in the box. Forks of it live on. Idempotent. Does nothing in a forked child of its owner."""
+        if os.getpid() != self._owner:
+            self._closed = self._closed or reason
+            return
         with self._lock:
             if self._closed is not None:
                 return
@@ -510,6 +515,7 @@ class Sandbox:
         return self._core.box.python
 
     def begin_call(self) -> None:
+        owner.check(self._owner, f"box {self.id}")
         with self._lock:
             if self._closed is not None:
                 raise BoxClosed(f"box {self.id}: {self._closed}")
@@ -530,8 +536,10 @@ class Sandbox:
             ALARM.at(now + idle, lambda: _close_when_idle(this, idle))
 
 
-def _let_go(core: Core, view: int, owned: list[Interpreter | Files]) -> None:
-    """Of a box that was closed, or dropped without being closed."""
+def _let_go(process: int, core: Core, view: int, owned: list[Interpreter | Files]) -> None:
+    """Of a box that was closed, or dropped without being closed. A forked child has let go of its copies already."""
+    if os.getpid() != process:
+        return
     for one in owned:
         one.close()
     core.leave(view)

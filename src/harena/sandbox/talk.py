@@ -14,8 +14,8 @@ import struct
 import time
 import weakref
 
-from harena.errors import BoxLost, WireError
-from harena.sandbox import outcome, wire
+from harena.errors import BoxError, BoxLost, WireError
+from harena.sandbox import outcome, owner, wire
 from harena.sandbox.channel import Channel, NoAnswer
 from harena.sandbox.spec import Limits, Result
 
@@ -43,6 +43,8 @@ class Talk:
         self._clock = 0
         self._frozen_others: list[int] = []
         self._release = weakref.finalize(self, _close, sock, log)
+        self._release.atexit = False
+        self._owner = owner.register(self)
 
     @classmethod
     def start(cls, channel: Channel, spawn: wire.Spawn, limits: Limits, box: str) -> Talk:
@@ -68,6 +70,7 @@ class Talk:
 
     def met(self) -> Talk:
         """Itself, once the process is there and known."""
+        self._check()
         try:
             frame = self._channel.wait(self._job, START_S)
             if frame.op != wire.Op.STARTED:
@@ -91,13 +94,16 @@ class Talk:
             return 0
 
     def freeze(self) -> None:
+        self._check()
         signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
 
     def thaw(self) -> None:
+        self._check()
         signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
 
     def freeze_others(self) -> None:
         """The processes it has started, too. They may start more meanwhile: looks until all that are there stand."""
+        self._check()
         frozen: set[int] = set()
         while new := set(self.others()) - frozen:
             for pid in new:
@@ -107,6 +113,7 @@ class Talk:
         self._frozen_others = [*frozen]
 
     def thaw_others(self) -> None:
+        self._check()
         for pid in self._frozen_others:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
@@ -133,11 +140,13 @@ class Talk:
 
     def pin(self, cpus: set[int]) -> None:
         """It cannot undo that, nor can what it starts later."""
+        self._check()
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(self.pid, cpus)
 
     def end(self, patience_s: float = 0.0) -> Result:
         """Ends it if it has not ended by itself within `patience_s`; how it ended, as the box saw it."""
+        self._check()
         try:
             frame = self._channel.check(self._job)
             if frame is None and patience_s:
@@ -157,14 +166,20 @@ class Talk:
     def drop(self) -> None:
         """Ends it without waiting for that: nobody asks how it went."""
         try:
-            with contextlib.suppress(BoxLost):
+            with contextlib.suppress(BoxError):
                 self._channel.tell(wire.Op.KILL, struct.pack("<II", self._job, 0))
         finally:
             self._channel.ignore(self._job)
             self._let_go()
 
+    def _check(self) -> None:
+        owner.check(self._owner, f"a process in box {self._box}")
+
     def _let_go(self) -> None:
         self._channel.forget(self._job)
+        self.abandon()
+
+    def abandon(self) -> None:
         self._release()
         if self._pidfd >= 0:
             os.close(self._pidfd)
