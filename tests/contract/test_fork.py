@@ -148,3 +148,30 @@ def test_many_forks_at_once(box: Sandbox, fork: Fork) -> None:
     for number, child in enumerate(forks):
         child.run(f"x += {number}")
     assert [int(child.run("print(x)").stdout) for child in forks] == list(range(1, 13))
+
+
+def test_deep_folders_and_sparse_files_come_along(box: Sandbox) -> None:
+    """As deep as a stack of the zygote was not, and larger than the workspace with their holes filled."""
+    source = """
+import os
+path = "/workspace"
+for _ in range(150):
+    path += "/d"
+    os.mkdir(path)
+    os.symlink("x" * 4000, path + "/link")
+with open(path + "/file", "w") as file:
+    file.write("deep")
+with open("/workspace/sparse", "wb") as file:
+    file.write(b"begin")
+    file.seek(5_000_000_000)
+    file.write(b"end")
+"""
+    assert box.run(source).ok
+    (fork,) = box.fork()
+    with fork:
+        look = """
+with open("/workspace/sparse", "rb") as file:
+    print(open(path + "/file").read(), file.read(6), file.seek(5_000_000_000), file.read(), len(os.readlink(path + "/link")))
+"""
+        assert fork.run(look).stdout == b"deep b'begin\\x00' 5000000000 b'end' 4000\n"
+    assert box.call("def f():\n    return 1\n", "f").value == 1

@@ -120,6 +120,12 @@ def test_a_box_finds_nothing_of_what_went_through_it(make_box: MakeBox, variant:
             plant(fork, mark, LETTERS)
             assert scans(fork, mark) == {}
             assert set(mark.found(fork.run(mark.scanner()).stdout.decode())) <= set("RS")
+            # Files are copied for a fork; what is in one view is not for another.
+            fork.write(mark.secret("F")[:30], mark.secret("G").encode() * 1000)
+            assert fork.exec(["ln", "-s", mark.secret("H"), "link"]).ok
+            for grandchild in fork.fork():
+                assert grandchild.read(mark.secret("F")[:30]) == mark.secret("G").encode() * 1000
+                grandchild.close()
         assert scans(box, mark) == {}
 
 

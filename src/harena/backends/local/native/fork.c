@@ -7,6 +7,7 @@
 #include <net/if.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -46,9 +47,12 @@ static int copy_file(int from, int to, const char *name, const struct stat *info
   int in = openat(from, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (in < 0) return -1;
   int out = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600), failed = out < 0;
-  static char chunk[1 << 16];
-  for (ssize_t got; !failed && (got = read(in, chunk, sizeof chunk)) != 0;)
-    failed = got < 0 || write(out, chunk, got) != got;
+  for (off_t at = 0, end; !failed && (at = lseek(in, at, SEEK_DATA)) >= 0;) { /* holes stay holes */
+    if ((end = lseek(in, at, SEEK_HOLE)) < 0 || lseek(out, at, SEEK_SET) < 0) failed = 1;
+    for (ssize_t sent = 1; !failed && at < end && sent; failed = sent < 0) sent = sendfile(out, in, &at, end - at);
+    if (!failed && at < end) break; /* it was cut meanwhile */
+  }
+  failed = failed || ftruncate(out, info->st_size);
   struct timespec times[2] = {info->st_atim, info->st_mtim};
   failed = failed || fchmod(out, info->st_mode & 01777) || futimens(out, times);
   int number = errno;
@@ -58,39 +62,55 @@ static int copy_file(int from, int to, const char *name, const struct stat *info
   return failed ? -1 : 0;
 }
 
+/* Names and targets of links, in the vault: they are not for other views of the box, whose programs are forks of us. */
+struct listing {
+  char entries[32 << 10], target[4096];
+};
+
+static int copy_entry(int from, int to, const char *name, char *target, int depth);
+
 /* Takes both descriptors. Sockets, pipes and devices stay behind. */
 static int copy_tree(int from, int to, int depth) {
-  DIR *folder = depth > 200 ? (errno = ELOOP, NULL) : fdopendir(from);
-  if (!folder) return close(from), close(to), -1;
-  int failed = 0;
-  for (struct dirent *entry; !failed && (entry = readdir(folder));) {
-    const char *name = entry->d_name;
-    struct stat info;
-    if (!strcmp(name, ".") || !strcmp(name, "..")) continue;
-    if (fstatat(from, name, &info, AT_SYMLINK_NOFOLLOW)) continue; /* gone meanwhile */
-    struct timespec times[2] = {info.st_atim, info.st_mtim};
-    if (S_ISREG(info.st_mode)) failed = copy_file(from, to, name, &info);
-    else if (S_ISLNK(info.st_mode)) {
-      char target[4096];
-      ssize_t len = readlinkat(from, name, target, sizeof target - 1);
-      if (len < 0) continue;
-      target[len] = 0;
-      failed = symlinkat(target, to, name) || utimensat(to, name, times, AT_SYMLINK_NOFOLLOW);
-    } else if (S_ISDIR(info.st_mode)) {
-      if (mkdirat(to, name, 0700)) failed = 1;
-      else {
-        int a = openat(from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        int b = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        failed = a < 0 || b < 0 || copy_tree(a, b, depth + 1) || fchmodat(to, name, info.st_mode & 01777, 0) ||
-                 utimensat(to, name, times, 0);
-      }
+  struct listing *listing = depth > 200 ? (errno = ELOOP, NULL) : vault_take(sizeof *listing);
+  long got = 0;
+  int failed = !listing;
+  while (!failed && (got = syscall(SYS_getdents64, from, listing->entries, sizeof listing->entries)) > 0)
+    for (long at = 0; !failed && at < got;) {
+      struct dirent64 *entry = (struct dirent64 *)(listing->entries + at);
+      at += entry->d_reclen;
+      if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
+        failed = copy_entry(from, to, entry->d_name, listing->target, depth);
     }
-  }
   int number = errno;
-  closedir(folder);
+  vault_give(listing, sizeof *listing);
+  close(from);
   close(to);
   errno = number;
-  return failed ? -1 : 0;
+  return failed || got < 0 ? -1 : 0;
+}
+
+static int copy_entry(int from, int to, const char *name, char *target, int depth) {
+  struct stat info;
+  if (fstatat(from, name, &info, AT_SYMLINK_NOFOLLOW)) return 0; /* gone meanwhile */
+  struct timespec times[2] = {info.st_atim, info.st_mtim};
+  if (S_ISREG(info.st_mode)) return copy_file(from, to, name, &info);
+  if (S_ISLNK(info.st_mode)) {
+    ssize_t len = readlinkat(from, name, target, sizeof ((struct listing *)0)->target - 1);
+    if (len < 0) return 0;
+    target[len] = 0;
+    return symlinkat(target, to, name) || utimensat(to, name, times, AT_SYMLINK_NOFOLLOW);
+  }
+  if (!S_ISDIR(info.st_mode)) return 0;
+  if (mkdirat(to, name, 0700)) return -1;
+  int a = openat(from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  int b = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (a < 0 || b < 0) {
+    int number = errno;
+    if (a >= 0) close(a);
+    if (b >= 0) close(b);
+    return errno = number, -1;
+  }
+  return copy_tree(a, b, depth + 1) || fchmodat(to, name, info.st_mode & 01777, 0) || utimensat(to, name, times, 0);
 }
 
 static int own_copy(const char *path, const char *mode, uint64_t bytes, int with_files) {
