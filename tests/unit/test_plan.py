@@ -13,7 +13,7 @@ from harena import Mount, Spec, SpecError
 from harena.backends.local import etc, plan
 
 AGENT = Path("/agent/guest.py")
-ARGUMENTS = {"host": 1, "bind": 3, "tmpfs": 2, "dir": 2, "link": 2, "file": 2, "proc": 1, "devpts": 1, "ro": 1}
+ARGUMENTS = {"host": 1, "bind": 3, "tmpfs": 2, "dir": 2, "link": 2, "file": 2, "proc": 1, "ro": 1}
 
 
 def steps(spec: Spec) -> Iterator[tuple[str, ...]]:
@@ -72,7 +72,7 @@ def test_every_place_is_made_after_the_place_it_is_in() -> None:
             sealed.append(rest[0])
             continue
         target = {"bind": 1, "link": 1}.get(verb, 0)
-        if verb in {"bind", "tmpfs", "proc", "devpts"}:
+        if verb in {"bind", "tmpfs", "proc"}:
             place = rest[target]
             assert not [other for other in mounted if other.startswith(place + "/")], f"{place} hides what is there"
             assert not [other for other in sealed if place.startswith(other + "/")], f"{place} lies in a sealed place"

@@ -830,6 +830,15 @@ def load(preload):
             __import__(name)
 
 
+def shut_threads():
+    """Libraries with threads (BLAS) shut them in the handlers of libc's fork. A clone() that is not libc's runs no
+    handlers, and leaves a child that waits for threads it does not have: so fork once before."""
+    pid = os.fork()
+    if pid == 0:
+        _exit(0)
+    os.waitpid(pid, 0)
+
+
 def zygote_main(library, cpu, preload):
     import ctypes
 
@@ -882,6 +891,8 @@ START_S, WATCH_NS, WATCH_IDLE_NS = 20, 20_000_000, 100_000_000
 NEWNS, NEWIPC, NEWUSER, NEWPID, PARENT = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x8000
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC = 1, 2, 4, 8, 32, 4096, 16384
 WALL = 0x40000000  # wait for every kind of child
+TERMINALS = b"newinstance,ptmxmode=0666,mode=0620,max=32"
+TERMINAL_END = 5  # where a job with a terminal, which has no server's socket, sends the host's end of it
 STDIO, START_END, REPORT_END, JOINS = slice(0, 6), 6, 7, slice(8, None)  # the descriptors that a job's init gets
 
 SLOT_FILES = {  # by version: the limit, what is used, swap, how often the limit killed
@@ -1066,6 +1077,14 @@ def init_main(kernel, config, spec, fds, counted, command):
             kernel.mount(b"tmpfs", path, b"tmpfs", NOSUID | NODEV, size + mode)
     doing("mount /proc")
     kernel.mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC)
+    doing("mount /dev/pts")
+    if spec.flags & FRESH_FS:  # no terminals, as in native/job.c; bubblewrap's are everybody's
+        kernel.mount(b"tmpfs", b"/dev/pts", b"tmpfs", NOSUID | NODEV | NOEXEC | RDONLY, b"size=4k,nr_inodes=2")
+    else:
+        kernel.mount(b"devpts", b"/dev/pts", b"devpts", NOSUID | NOEXEC, TERMINALS)
+    if spec.flags & PTY:
+        doing("open a terminal")
+        send_terminal(fds)
     doing("start the process")
     main = os.fork()
     if main == 0:
@@ -1080,6 +1099,18 @@ def init_main(kernel, config, spec, fds, counted, command):
         if pid == main:
             os.write(0, REPORT.pack(status, peak))
             _exit(0)
+
+
+def send_terminal(fds):
+    """Opens the job's terminal on its own instance, where its name is found, and sends the host's end to the loop."""
+    import _socket
+
+    master, slave = os.openpty()
+    sock, fds[TERMINAL_END] = _socket.socket(fileno=fds[TERMINAL_END]), -1
+    sock.sendmsg([b"t"], [(1, 1, struct.pack("i", master))])
+    sock.close()
+    fds[:3] = slave, os.dup(slave), os.dup(slave)
+    os.close(master)
 
 
 def become(kernel, config, spec, fds, counted, command):
@@ -1265,7 +1296,16 @@ class Job:
     def __init__(self, id, spec):
         self.id, self.spec, self.pid, self.pidfd, self.slot = id, spec, 0, -1, None
         self.ends = [-1] * 6  # what the main process will have as 0 to 5
-        self.fds = {"out": -1, "err": -1, "res": -1, "hand": -1, "report": -1, "start": -1, "master": -1}
+        self.fds = {
+            "out": -1,
+            "err": -1,
+            "res": -1,
+            "hand": -1,
+            "report": -1,
+            "start": -1,
+            "master": -1,
+            "terminal": -1,
+        }
         self.data = {"out": bytearray(), "err": bytearray(), "res": bytearray()}
         self.give = memoryview(b"")
         self.written = self.answered = self.records = self.ended = self.hits = self.exec_errno = 0
@@ -1399,8 +1439,10 @@ class Loop:
     def set_up_stdio(self, job, stdin, fds):
         doing("stdio")
         if job.spec.flags & PTY:
-            job.fds["master"], job.ends[0] = os.openpty()
-            job.ends[1:3] = os.dup(job.ends[0]), os.dup(job.ends[0])
+            import _socket
+
+            ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+            job.fds["terminal"], job.ends[TERMINAL_END] = ours.detach(), theirs.detach()
             return
         if job.spec.flags & CAPTURE:
             self.pipe(job, "out", 1)
@@ -1434,6 +1476,8 @@ class Loop:
         job.pidfd = self.kernel.call(434, job.pid, 0)
         close_all(job.ends)
         self.await_start(job)
+        if job.spec.flags & PTY:
+            self.take_terminal(job)
 
     def ask_template(self, job, fds):
         doing("reach the box's Python")
@@ -1468,6 +1512,18 @@ class Loop:
         elif said != b"R":
             doing("start the job's init")
             raise OSError(errno.ECHILD, "")
+
+    def take_terminal(self, job):
+        import _socket
+
+        doing("open a terminal")
+        sock = _socket.socket(fileno=job.fds["terminal"])
+        job.fds["terminal"] = -1
+        _, fds = receive_fds(sock, 1)
+        sock.close()
+        if len(fds) != 1:
+            raise OSError(errno.EPROTO, "")
+        job.fds["master"] = fds[0]
 
     def take_slot(self, job):
         if not self.folders:
@@ -1830,6 +1886,7 @@ def template_main(preload):
     kernel, sock = Kernel(), _socket.socket(fileno=3)
     config = Config(sock.recv(1 << 20))
     warm_up()
+    shut_threads()
     gc.collect()
     gc.freeze()
     sock.send(b"ready")
@@ -1868,6 +1925,32 @@ def loop_main(control, steps):
     loop.serve()
 
 
+def share_quotas(kernel):
+    """One box takes at most an eighth of what its user may have of inotify and signals: see native/box.c."""
+    import resource
+
+    for which in (resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE):
+        soft, hard = resource.getrlimit(which)
+        if hard != resource.RLIM_INFINITY:
+            resource.setrlimit(which, (min(soft, hard // 8), hard))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # guests get a limit of their own
+    pid = kernel.clone(NEWPID | NEWNS)  # bubblewrap's /proc is read-only, and another one needs a pid namespace
+    if pid == 0:
+        try:
+            kernel.mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC)
+            for name in ("instances", "watches"):
+                most = take(f"/proc/sys/fs/inotify/max_user_{name}")
+                if most:  # else a kernel without inotify
+                    put(f"/proc/sys/user/max_inotify_{name}", b"%d" % (int(most) // 8 + 1))
+            _exit(0)
+        except OSError as error:
+            _exit(error.errno)
+    number = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if number:
+        raise OSError(abs(number), "")
+
+
 def settle(kernel, steps):
     doing("make namespaces (user, mount)")
     kernel.unshare(NEWUSER | NEWNS)
@@ -1892,6 +1975,8 @@ def settle(kernel, steps):
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
             kernel.mount(b"/proc/self/fd/%d" % source, path, None, BIND | REC)
             os.close(source)
+    doing("share quotas")
+    share_quotas(kernel)
     doing("give up capabilities")
     kernel.prctl(38, 1)
     kernel.drop_capabilities()

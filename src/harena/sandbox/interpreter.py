@@ -10,13 +10,18 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
-from harena.errors import BoxClosed, BoxLost, Retry, WireError
+from harena.errors import BoxClosed, BoxError, BoxLost, Retry, WireError
 from harena.sandbox import outcome, owner, wire
 from harena.sandbox.channel import Channel
 from harena.sandbox.spec import Limits, Result, Usage, Verdict
 
 FORK_S = 60.0
+ANSWER_S = 5.0
+"""How long an interpreter may take to answer once its forks are there, or refused."""
+TICK_S = 0.5
+"""Another thread may read the zygote's word for us: how often to look."""
 CPU_CHECK_S = 0.05
 MAX_ANSWER = 1 << 16
 """Bytes of the interpreter's answer, which says only how a run ended; its output comes by other ways."""
@@ -58,24 +63,42 @@ class Interpreter:
                 if self._stopped:
                     self._close()
 
-    def fork(self, count: int) -> int:
-        """Has the interpreter fork itself; returns how many other processes of its own it left behind."""
+    def fork(self, count: int, all_started: Callable[[], bool]) -> int:
+        """Has the interpreter fork itself; returns how many other processes of its own it left behind. `all_started`
+        asks the zygote, and raises when it has refused a fork."""
+        try:
+            return self._follow_fork(count, all_started)
+        except WireError:
+            self._give_up()
+            raise
+
+    def _follow_fork(self, count: int, all_started: Callable[[], bool]) -> int:
         self._send(wire.encode_call({"op": "fork", "count": count}))
         deadline = time.monotonic() + FORK_S
+        refused: BoxError | None = None
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
+        poll.register(self._python.fileno(), select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
-            poll.poll(left * 1000)
+            poll.poll(min(left, TICK_S) * 1000)
             answer, gone = self._receive()
             if gone:
                 raise BoxLost("the interpreter ended while it was forked")
             if answer is not None:
+                if refused is not None:
+                    raise refused
                 message, _ = wire.parse_answer(answer.body)
                 others, number = message.get("others"), message.get("errno")
                 if isinstance(others, int) and 0 <= others < 1 << 22:
                     return others
                 raise BoxLost(f"the interpreter could not be forked: {_reason(number)}", retry=Retry.SAFE)
-        raise BoxLost("the interpreter did not answer while it was forked")
+            try:
+                if refused is None and all_started():
+                    deadline = min(deadline, time.monotonic() + ANSWER_S)
+            except BoxError as error:
+                refused, deadline = error, min(deadline, time.monotonic() + ANSWER_S)
+        self._give_up()
+        raise refused or BoxLost("the interpreter did not answer while it was forked and has been ended")
 
     def _send(self, body: bytes) -> None:
         self._sock.setblocking(True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 
-from harena.errors import BoxLost, Retry
+from harena.errors import BoxError, BoxLost, Retry
 from harena.sandbox import wire
 from harena.sandbox.spec import Limits, Result, Usage, Verdict
 
 HIT_PROCESSES, HIT_MEMORY, SEEN_AT_PROCESSES = 1, 2, 4
+FULL = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE})
+"""What a box says that has no room for one more execution."""
 REFUSED = (b"Resource temporarily unavailable", b"can't start new thread")
 """How guests say that fork failed, where no cgroup counts it. Their own word, and they can only fail by it."""
 
@@ -99,8 +102,14 @@ def signal_name(number: int) -> str:
 
 
 def done_of(frame: wire.Frame, box: str) -> wire.Done:
-    """The report in an answer; a refusal of the platform becomes BoxLost."""
+    """The report in an answer; a refusal of the platform becomes BoxError, or BoxLost where trying again is no use."""
     if frame.op == wire.Op.DONE:
         return wire.parse_done(frame.body, frame.earlier)
     number, step = wire.parse_error(frame.body)
+    if number in FULL:
+        raise BoxError(
+            f"box {box} could not {step}: {os.strerror(number)}; it lives on: try again when some of its executions "
+            "have ended, or give the host's process more descriptors (ulimit -n)",
+            retry=Retry.SAFE,
+        )
     raise BoxLost(f"box {box} could not {step}: {os.strerror(number)}", retry=Retry.SAFE)

@@ -326,36 +326,52 @@ class Sandbox:
             if self._interpreter is None or not self._interpreter.alive:
                 self._interpreter = self._start_interpreter()
             running = sum(not process.ended for process in list(self._processes))
-            forks = [self._announce_fork() for _ in range(count)]
+            forks: list[_Fork] = []
+            boxes: list[Sandbox] = []
             try:
-                others = self._interpreter.fork(count)
-                return [self._adopt_fork(fork, others + running) for fork in forks]
-            except BaseException:
+                for _ in range(count):
+                    forks.append(_Fork(self._core, self._core.join()))
+                    self._announce_fork(forks[-1], self._interpreter)
+                others = self._interpreter.fork(count, lambda: all(self._has_started(fork) for fork in forks))
                 for fork in forks:
-                    fork.drop()
+                    boxes.append(self._adopt_fork(fork, others + running))
+            except BaseException:
+                self._give_up_forks(forks, boxes, self._interpreter.job)
                 raise
+            return boxes
 
-    def _announce_fork(self) -> _Fork:
-        fork = _Fork(self._core, self._core.join())
+    def _announce_fork(self, fork: _Fork, interpreter: Interpreter) -> None:
         try:
-            body = struct.pack("<II", self._interpreter.job if self._interpreter else 0, fork.view)
+            body = struct.pack("<II", interpreter.job, fork.view)
             fork.job = self._python.post(wire.Op.ALLOW_FORKS, body, fork.theirs)
             frame = self._python.wait(fork.job, GRACE_S)
             if frame.op != wire.Op.PONG:
                 outcome.done_of(frame, self.id)
-        except BaseException:
-            fork.drop()
-            raise
         finally:
             fork.close_theirs()
-        return fork
 
-    def _adopt_fork(self, fork: _Fork, left_behind: int) -> Sandbox:
-        frame = self._python.wait(fork.job, GRACE_S)
+    def _give_up_forks(self, forks: list[_Fork], boxes: list[Sandbox], job: int) -> None:
+        """One that is missing spoils all: nothing stays of those that were announced, cloned or made."""
+        with contextlib.suppress(BoxLost):
+            self._python.request(wire.Op.CANCEL_FORKS, wire.U32.pack(job))
+        for box in boxes:
+            box.close("another fork of the same call failed")
+        for fork in forks:
+            fork.drop()
+
+    def _has_started(self, fork: _Fork) -> bool:
+        if fork.pid == 0 and (frame := self._python.check(fork.job)) is not None:
+            fork.pid = self._started(frame)
+        return fork.pid != 0
+
+    def _started(self, frame: wire.Frame) -> int:
         if frame.op != wire.Op.STARTED:
             outcome.done_of(frame, self.id)
             raise WireError("the box did not say that the fork was started")
-        (pid,) = wire.U32.unpack(frame.body)
+        return wire.U32.unpack(frame.body)[0]
+
+    def _adopt_fork(self, fork: _Fork, left_behind: int) -> Sandbox:
+        pid = fork.pid or self._started(self._python.wait(fork.job, GRACE_S))
         answer = self._init.request(wire.Op.VIEW, struct.pack("<II", fork.view, pid))
         if answer.op != wire.Op.PONG:
             outcome.done_of(answer, self.id)
@@ -552,6 +568,8 @@ class _Fork:
         self._core = core
         self.view = view
         self.job = 0
+        self.pid = 0
+        """Of its init, once it has started."""
         self.adopted = False
         self.sock, self._their_sock = socket.socketpair()
         out, err = os.pipe(), os.pipe()
@@ -566,6 +584,10 @@ class _Fork:
     def drop(self) -> None:
         if not self.adopted:
             self.adopted = True
+            with contextlib.suppress(BoxLost):
+                self._core.box.python.ignore(self.job)
+                for channel in (self._core.box.init, self._core.box.python):
+                    channel.request(wire.Op.VIEW, struct.pack("<II", self.view, 0))
             self._core.leave(self.view)
             self.sock.close()
             for fd in self.outputs:

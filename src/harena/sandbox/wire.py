@@ -46,6 +46,7 @@ class Op(enum.IntEnum):
     ALLOW_FORKS = 5
     VIEW = 6
     USAGE = 7
+    CANCEL_FORKS = 8
     CALL = 16
     """To a server in the box (guest.py): JSON and bytes."""
     PONG = 65

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from harena.backends.local import bubblewrap, cgroups, plan, registry, seccomp
+from harena.backends.local import bubblewrap, cgroups, plan, registry, seccomp, users
 from harena.errors import BoxLost, IsolationUnavailable, StartTimeout, WireError
 from harena.sandbox import guest, wire
 from harena.sandbox.backend import Capabilities
@@ -30,8 +30,6 @@ LIBRARY = NATIVE / "zygote.so"
 FORK_FLAGS = 0x78020000 | 0x8000 | 0x4000 | 0x100 | 17
 """clone() flags of a box's fork: user, pid, mount, net and ipc namespaces, PARENT, VFORK, VM, SIGCHLD (harena.h)."""
 COMPILER = "install a C compiler and run `make native` or reinstall harena"
-FIRST_GUEST_UID = 0x70000000
-"""Where root is the host, each box is a user of its own from here up: never root, never anybody else."""
 
 
 class LocalBackend:
@@ -82,17 +80,19 @@ class LocalBox:
         words, python = plan.plan(spec, agent=agent_file(spec), native=None if bwrap else NATIVE)
         self.executable = python.executable
         self.env = plan.environment(spec, python)
-        uid = FIRST_GUEST_UID + secrets.randbelow(1 << 27) if os.geteuid() == 0 else os.geteuid()
-        if os.geteuid() == 0:
+        plan.check(words)
+        uid = users.choose()
+        if uid is not None:
             words += ["uid", str(uid)]
         self._place = cgroups.find()
-        self._cgroups = cgroups.make(self._place, self.id, uid)
-        words += cgroups.words(self._place, self._cgroups)
-        words += ["record", str(registry.record(self.id, self._cgroups))]
+        self._cgroups: list[Path] = []
         self._keeper = -1
         launch: bubblewrap.Launch | None = None
         ours, theirs = socket.socketpair()
         try:
+            self._cgroups = cgroups.make(self._place, self.id, uid)
+            words += cgroups.words(self._place, self._cgroups)
+            words += ["record", str(registry.record(self.id, self._cgroups))]
             if bwrap is not None:
                 launch = bubblewrap.Launch(bwrap, words, self.executable, theirs)
             self._keeper = _launch(words, theirs) if launch is None else launch.pid

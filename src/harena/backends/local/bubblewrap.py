@@ -104,9 +104,7 @@ def translate(words: list[str]) -> Translation:
             case ["tmpfs", "/dev", _]:
                 made.args += ["--dev", "/dev"]  # with its devices, terminals and links
                 made.steps.append(("remove", "/dev/core", ""))
-            case ["bind" | "link", _, target, *_] if target.startswith("/dev/"):
-                pass
-            case ["devpts", _]:
+            case ["bind" | "link", _, target, *_] | ["dir", target, _] if target.startswith("/dev/"):
                 pass
             case ["tmpfs", target, options] if target in protected:
                 limits = dict(word.split("=") for word in options.split(","))

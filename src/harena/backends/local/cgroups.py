@@ -12,6 +12,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from harena.backends.local import users
+from harena.errors import IsolationUnavailable
+
 ROOT = Path("/sys/fs/cgroup")
 PREFIX = "harena-"
 
@@ -40,21 +43,26 @@ def find() -> Place:
     return Place(0)
 
 
-def make(place: Place, box: str, uid: int) -> list[Path]:
+def make(place: Place, box: str, uid: int | None) -> list[Path]:
     """The box's folders, owned by the guest's user so that the box can make its own below. Those of version 2 give no
     controllers to what is below them yet: the keeper lets them, once no process is left in them."""
     folders: list[Path] = []
-    for parent in place.parents:
-        folder = parent / f"{PREFIX}{box}"
-        folder.mkdir()
-        folders.append(folder)
-        if place.version == 2:
-            (folder / "init").mkdir()
-        if os.geteuid() == 0:
-            os.chown(folder, uid, uid)
+    try:
+        for parent in place.parents:
+            folder = parent / f"{PREFIX}{box}"
+            folder.mkdir()
+            folders.append(folder)
             if place.version == 2:
-                for name in ("cgroup.procs", "cgroup.subtree_control"):
-                    os.chown(folder / name, uid, uid)
+                (folder / "init").mkdir()
+            for path in (folder, folder / "cgroup.procs", folder / "cgroup.subtree_control")[: 2 * place.version - 1]:
+                if uid is not None:
+                    os.chown(path, uid, uid)
+    except OSError as error:
+        for folder in folders:
+            remove(folder)
+        raise IsolationUnavailable(
+            f"no cgroup could be made for a box: {error}", fix="HARENA_CGROUPS=off does without them"
+        ) from None
     return folders
 
 
@@ -85,7 +93,11 @@ def remove(folder: Path) -> None:
 
 def _own_groups() -> dict[str, str]:
     groups: dict[str, str] = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return {}  # no cgroups in this kernel, or no /proc
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         for name in controllers.split(","):
             groups[name] = path
@@ -119,11 +131,17 @@ def _enable(folder: Path) -> bool:
 
 
 def _can_make(parent: Path) -> bool:
+    """Whether this process can make a folder there and give it to a guest."""
     probe = parent / f"{PREFIX}probe-{os.getpid()}"
+    uid = users.choose()
     try:
         probe.mkdir()
-        os.chown(probe, os.geteuid(), os.getegid())
-        probe.rmdir()
     except OSError:
         return False
+    try:
+        os.chown(probe, os.geteuid() if uid is None else uid, os.getegid() if uid is None else uid)
+    except OSError:
+        return False
+    finally:
+        probe.rmdir()
     return True

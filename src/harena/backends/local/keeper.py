@@ -82,6 +82,9 @@ def await_end(pid: int) -> int:
 
 
 def start(order: dict[str, list[str]], tell: int, wait: int) -> None:
+    share_quotas()
+    if os.geteuid() == 0 and int(order.get("uid", ["0"])[0]) == 0 and not alone():
+        raise PermissionError(1, "no user is named for a guest of root")
     if "uid" in order:
         uid = int(order["uid"][0])
         stage(order["source"], order["mode"], uid)
@@ -95,6 +98,22 @@ def start(order: dict[str, list[str]], tell: int, wait: int) -> None:
         os.set_inheritable(wait, True)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.execve(argv[0], argv + order["arg"], {})
+
+
+def alone() -> bool:
+    """Whether root is the only user of a user namespace, and so an ordinary one of the host."""
+    with open("/proc/self/uid_map") as file:
+        return [line.split()[2] for line in file] == ["1"]
+
+
+def share_quotas() -> None:
+    """All boxes of a user together queue at most half of the user's signals: see native/box.c."""
+    import resource
+
+    for which in (resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE):
+        soft, hard = resource.getrlimit(which)
+        if hard != resource.RLIM_INFINITY:
+            resource.setrlimit(which, (min(soft, hard // 2), hard))
 
 
 class Kernel:

@@ -22,6 +22,8 @@ SITE = f"{AGENT}/site"
 """Where the packages named in a spec are visible."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 SYSTEM_LINKS = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
+MAX_BINDS, MAX_WORDS, MAX_BYTES = 1024, 8192 - 64, (1 << 20) - (1 << 16)
+"""What native/box.c can hold, less the words that are no part of the root (user, cgroups, record)."""
 RESERVED = ("/proc", "/dev", "/sys", AGENT)
 COVERED = (*RESERVED, "/tmp", WORKSPACE)
 """Where the box has something of its own, so that a Python of the host that lies there is shown elsewhere."""
@@ -59,7 +61,7 @@ def plan(spec: Spec, *, agent: Path, native: Path | None) -> tuple[list[str], Py
     words += ["proc", "/proc", "tmpfs", "/dev", "size=64k,mode=755"]
     for name in DEVICES:
         words += ["bind", f"/dev/{name}", f"/dev/{name}", "dev"]
-    words += ["devpts", "/dev/pts", "link", "pts/ptmx", "/dev/ptmx"]
+    words += ["dir", "/dev/pts", "755", "link", "pts/ptmx", "/dev/ptmx"]  # each execution has its own terminals there
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         words += ["link", f"/proc/self/fd{target}", f"/dev/{name}"]
     size = f"size={spec.workspace_mb * MB},nr_inodes={max(16384, spec.workspace_mb * 64)}"
@@ -68,6 +70,18 @@ def plan(spec: Spec, *, agent: Path, native: Path | None) -> tuple[list[str], Py
     for mount in spec.mounts:
         words += _mount(mount)
     return words, python
+
+
+def check(words: list[str]) -> None:
+    """Refuses what native/box.c has no room for: what it cut off might be what protects the host."""
+    if any("\0" in word for word in words):
+        raise SpecError("a path or name of the box holds a NUL byte")
+    binds = words.count("bind")
+    if binds > MAX_BINDS or len(words) > MAX_WORDS or sum(len(os.fsencode(word)) + 1 for word in words) > MAX_BYTES:
+        raise SpecError(
+            f"the box would show {binds} files and folders of the host, more than the launcher can hold "
+            f"({MAX_BINDS}): mount a folder above them instead"
+        )
 
 
 def writable_paths(spec: Spec) -> list[str]:

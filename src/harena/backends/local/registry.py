@@ -25,8 +25,11 @@ def folder() -> Path:
         path = Path(runtime, "harena")
     else:
         path = Path("/tmp", f"harena-{uid}")
-    path.mkdir(mode=0o700, exist_ok=True)
-    info = path.lstat()
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        info = path.lstat()
+    except OSError as error:
+        raise _unwritable(path, error) from None
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != uid or info.st_mode & 0o077:
         raise IsolationUnavailable(
             f"{path} belongs to somebody else", fix="remove it, or set XDG_RUNTIME_DIR to a folder of yours"
@@ -37,8 +40,19 @@ def folder() -> Path:
 def record(box: str, cgroups: list[Path]) -> Path:
     """Who owns the box, and where it has cgroups: a sweeper may be one that would not look there."""
     path = folder() / box
-    path.write_text("\n".join([f"{os.getpid()} {_started(os.getpid())}", *map(str, cgroups)]) + "\n")
+    try:
+        path.write_text("\n".join([f"{os.getpid()} {_started(os.getpid())}", *map(str, cgroups)]) + "\n")
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise _unwritable(path, error) from None
     return path
+
+
+def _unwritable(path: Path, error: OSError) -> IsolationUnavailable:
+    return IsolationUnavailable(
+        f"{path}, where live boxes are recorded, cannot be written: {error.strerror}",
+        fix="set XDG_RUNTIME_DIR to a folder of yours that can be written, or mount a tmpfs there",
+    )
 
 
 def sweep() -> int:

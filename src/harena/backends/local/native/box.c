@@ -9,7 +9,7 @@
  *   uid OUTER            who the guest is on the host (given by root alone; others are themselves)
  *   host NAME            its host name
  *   bind SOURCE TARGET ro|rw|dev
- *   tmpfs TARGET OPTIONS | dir TARGET MODE | link TEXT TARGET | file TARGET TEXT | proc TARGET | devpts TARGET
+ *   tmpfs TARGET OPTIONS | dir TARGET MODE | link TEXT TARGET | file TARGET TEXT | proc TARGET
  *   ro TARGET            makes one mount of the box read-only
  *   home PATH            a cgroup (v2) that the keeper makes the init's namespace in: the kernel moves processes only
  *                        among cgroups that the namespace shows, so this must be above those of the jobs
@@ -18,6 +18,7 @@
  *   cgroup PATH | record PATH    to be removed by the keeper */
 #include "harena.h"
 #include <grp.h>
+#include <linux/capability.h>
 #include <net/if.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -29,11 +30,14 @@
 #define SYS_mount_setattr 442
 #endif
 #define ROOT "/tmp" /* where the new root is mounted until it becomes the root; any folder that exists everywhere */
+/* plan.py refuses what is longer */
 #define MAX_WORDS 8192
+#define MAX_PLAN (1 << 20)
 #define MAX_BINDS 1024
 
 static char *words[MAX_WORDS];
-static int word_count, sources[MAX_BINDS], idmapped[MAX_BINDS], source_count, box_control;
+static int word_count, sources[MAX_BINDS], trees[MAX_BINDS], source_count, box_control;
+static int own_quotas; /* the kernel charges what the box uses to a user of its own, not to the one who starts it */
 static const char *outer_uid;
 
 struct attributes { /* struct mount_attr, which older headers lack */
@@ -49,7 +53,7 @@ static int arguments_of(const char *verb) {
     const char *verb;
     int arguments;
   } verbs[] = {{"uid", 1},  {"host", 1}, {"bind", 3},   {"tmpfs", 2},  {"dir", 2},   {"link", 2},
-               {"file", 2}, {"proc", 1}, {"devpts", 1}, {"cgroup", 1}, {"record", 1}, {"join", 1}, {"ro", 1},
+               {"file", 2}, {"proc", 1}, {"cgroup", 1}, {"record", 1}, {"join", 1}, {"ro", 1},
                {"home", 1}, {"back", 1}};
   for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
     if (!strcmp(verb, verbs[i].verb)) return verbs[i].arguments;
@@ -72,18 +76,35 @@ static void die(const char *step, const char *what) {
   _exit(111);
 }
 
+/* In a user namespace with nobody else in it, root is an ordinary user of the host. */
+static int only_one_user(void) {
+  unsigned long inside, outside, count = 0;
+  FILE *map = fopen("/proc/self/uid_map", "re");
+  int read = map ? fscanf(map, "%lu %lu %lu", &inside, &outside, &count) : 0, more = map && fscanf(map, "%lu", &inside) == 1;
+  if (map) fclose(map);
+  return read == 3 && count == 1 && !more;
+}
+
 static void read_plan(int fd) {
-  static char plan[1 << 20];
+  static char plan[MAX_PLAN + 2];
   size_t len = 0;
-  for (ssize_t got; (got = read(fd, plan + len, sizeof plan - 1 - len)) != 0; len += got)
+  for (ssize_t got; len <= MAX_PLAN && (got = read(fd, plan + len, MAX_PLAN + 1 - len)) != 0; len += got)
     if (got < 0) die("read the plan", "");
   close(fd);
-  for (char *at = plan; at < plan + len && word_count < MAX_WORDS; at += strlen(at) + 1) words[word_count++] = at;
+  errno = E2BIG;
+  if (len > MAX_PLAN) die("carry out so long a plan", "");
+  for (char *at = plan; at < plan + len; at += strlen(at) + 1) {
+    if (word_count == MAX_WORDS) die("carry out a plan of so many words", "");
+    words[word_count++] = at;
+  }
   for (int at = 0; at < word_count; at = next_step(at)) {
     errno = EINVAL;
     if (arguments_of(words[at]) < 0 || next_step(at) > word_count) die("understand the plan at", words[at]);
     if (!strcmp(words[at], "uid")) outer_uid = words[at + 1];
   }
+  errno = EPERM;
+  if (geteuid() == 0 && (!outer_uid || !strtoul(outer_uid, NULL, 10)) && !only_one_user())
+    die("start as root without a user of its own", "");
 }
 
 /* ---- the box's init ---- */
@@ -91,9 +112,8 @@ static void read_plan(int fd) {
 static void open_sources(void) {
   for (int at = 0; at < word_count; at = next_step(at)) {
     if (strcmp(words[at], "bind")) continue;
-    errno = E2BIG;
-    if (source_count == MAX_BINDS) die("mount so many folders", "");
-    if ((sources[source_count++] = open(words[at + 1], O_PATH | O_CLOEXEC)) < 0) die("open", words[at + 1]);
+    sources[source_count] = trees[source_count] >= 0 ? trees[source_count] : open(words[at + 1], O_PATH | O_CLOEXEC);
+    if (sources[source_count++] < 0) die("open", words[at + 1]);
   }
 }
 
@@ -113,18 +133,17 @@ static void make_parents(const char *path) {
   }
 }
 
-static void attach_source(int source, int idmapped, const char *path) {
+static void attach_source(int source, int is_tree, const char *path) {
   char link[64];
-  if (idmapped >= 0) {
-    if (syscall(SYS_move_mount, idmapped, "", AT_FDCWD, path, 4 /* MOVE_MOUNT_F_EMPTY_PATH */)) die("mount", path);
-    close(idmapped);
+  if (is_tree) {
+    if (syscall(SYS_move_mount, source, "", AT_FDCWD, path, 4 /* MOVE_MOUNT_F_EMPTY_PATH */)) die("mount", path);
     return;
   }
   snprintf(link, sizeof link, "/proc/self/fd/%d", source);
   if (mount(link, path, NULL, MS_BIND | MS_REC, NULL)) die("bind", path);
 }
 
-static void bind_source(int source, int idmapped, const char *path, const char *mode) {
+static void bind_source(int source, int is_tree, const char *path, const char *mode) {
   struct stat info;
   if (fstat(source, &info)) die("look at the source of", path);
   if (S_ISDIR(info.st_mode)) {
@@ -134,7 +153,7 @@ static void bind_source(int source, int idmapped, const char *path, const char *
     if (fd < 0) die("make the file", path);
     close(fd);
   }
-  attach_source(source, idmapped, path);
+  attach_source(source, is_tree, path);
   struct attributes attributes = {.set = ATTR_NOSUID};
   if (strcmp(mode, "dev")) attributes.set |= ATTR_NODEV;
   if (!strcmp(mode, "ro")) attributes.set |= ATTR_RDONLY;
@@ -166,7 +185,7 @@ static void carry_out(int at, int *bound) {
   const char *path = inside(!strcmp(verb, "bind") || !strcmp(verb, "link") ? second : first);
   make_parents(path);
   if (!strcmp(verb, "bind")) {
-    bind_source(sources[*bound], idmapped[*bound], path, words[at + 3]);
+    bind_source(sources[*bound], trees[*bound] >= 0, path, words[at + 3]);
     (*bound)++;
   }
   else if (!strcmp(verb, "link")) {
@@ -177,8 +196,6 @@ static void carry_out(int at, int *bound) {
     if (mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, second)) die("mount tmpfs", path);
   } else if (!strcmp(verb, "proc")) {
     if (mount("proc", path, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) die("mount proc", path);
-  } else if (!strcmp(verb, "devpts")) {
-    if (mount("devpts", path, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")) die("mount devpts", path);
   }
 }
 
@@ -205,6 +222,44 @@ static void build_root(void) {
   umask(022);
 }
 
+/* An ordinary user's boxes share the user's quotas with everything else of that user. A namespace remembers the limit of
+ * whoever makes it, for all that its maker uses: so all boxes together stay below a half of the quota, and one box, whose
+ * init makes the namespaces of its jobs, below an eighth. */
+static void share_quotas(unsigned part) {
+  static const int which[] = {RLIMIT_SIGPENDING, RLIMIT_MSGQUEUE};
+  for (size_t i = 0; i < sizeof which / sizeof *which; i++) {
+    struct rlimit limit;
+    if (getrlimit(which[i], &limit)) die("read limits", "");
+    if (limit.rlim_max == RLIM_INFINITY || limit.rlim_cur <= limit.rlim_max / part) continue;
+    limit.rlim_cur = limit.rlim_max / part;
+    if (setrlimit(which[i], &limit)) die("share limits", "");
+  }
+}
+
+/* Each execution takes half a dozen descriptors of ours; guests get a limit of their own. */
+static void use_all_descriptors(void) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit)) die("read limits", "");
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit)) die("use all descriptors", "");
+}
+
+static void share_inotify(void) {
+  static const char *const limits[][2] = {{"/proc/sys/fs/inotify/max_user_instances", "/proc/sys/user/max_inotify_instances"},
+                                          {"/proc/sys/fs/inotify/max_user_watches", "/proc/sys/user/max_inotify_watches"}};
+  for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+    char text[24] = "";
+    int from = open(limits[i][0], O_RDONLY | O_CLOEXEC);
+    if (from < 0 && errno == ENOENT) continue; /* a kernel without inotify */
+    if (from < 0 || read(from, text, sizeof text - 1) <= 0) die("read", limits[i][0]);
+    close(from);
+    snprintf(text, sizeof text, "%ld", atol(text) / 8 + 1);
+    int to = open(limits[i][1], O_WRONLY | O_CLOEXEC);
+    if (to < 0 || write(to, text, strlen(text)) < 0) die("write", limits[i][1]);
+    close(to);
+  }
+}
+
 static int init_box(int go) {
   char byte;
   if (prctl(PR_SET_PDEATHSIG, SIGKILL)) die("follow the keeper", "");
@@ -212,6 +267,9 @@ static int init_box(int go) {
   close(go);
   loopback_up();
   build_root();
+  share_inotify();
+  share_quotas(8);
+  use_all_descriptors();
   /* changing the user cleared this */
   if (prctl(PR_SET_PDEATHSIG, SIGKILL)) die("follow the keeper", "");
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || drop_capabilities()) die("give up capabilities", "");
@@ -258,26 +316,35 @@ static int owner_as_guest(const struct stat *info) {
 }
 
 /* Where root is the host, the guest is a user that owns nothing: in a writable mount it stands for the folder's owner. */
-static void map_owners(void) {
+static void map_owner(int tree, const char *source) {
+  struct stat info;
+  struct attributes attributes = {.set = ATTR_IDMAP};
+  if (stat(source, &info)) die("open", source);
+  int owner = owner_as_guest(&info);
+  if (owner < 0) die("map the owner of", source);
+  attributes.userns_fd = owner;
+  if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attributes, sizeof attributes))
+    die("map the owner (idmapped mounts, Linux 5.12) of", source);
+  close(owner);
+}
+
+/* Root takes the sources out of its own mounts, since the box's user may not reach them. Root of a user namespace may
+ * have no right to: there the init opens them, as root. */
+static void take_sources(void) {
+  own_quotas = outer_uid != NULL;
   for (int at = 0, bind = 0; at < word_count; at = next_step(at)) {
     if (strcmp(words[at], "bind")) continue;
     errno = E2BIG;
     if (bind == MAX_BINDS) die("mount so many folders", "");
-    idmapped[bind] = -1;
-    if (outer_uid && !strcmp(words[at + 3], "rw")) {
-      struct stat info;
-      struct attributes attributes = {.set = ATTR_IDMAP};
-      int tree = syscall(SYS_open_tree, AT_FDCWD, words[at + 1], 1 /* OPEN_TREE_CLONE */ | O_CLOEXEC);
-      if (tree < 0 || stat(words[at + 1], &info)) die("open", words[at + 1]);
-      int owner = owner_as_guest(&info);
-      if (owner < 0) die("map the owner of", words[at + 1]);
-      attributes.userns_fd = owner;
-      if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attributes, sizeof attributes))
-        die("map the owner (idmapped mounts, Linux 5.12) of", words[at + 1]);
-      close(owner);
-      idmapped[bind] = tree;
+    int writable = !strcmp(words[at + 3], "rw"), tree = -1;
+    if (outer_uid && (own_quotas || writable)) {
+      unsigned flags = 1 /* OPEN_TREE_CLONE */ | O_CLOEXEC | (writable ? 0 : 0x8000 /* AT_RECURSIVE */);
+      tree = syscall(SYS_open_tree, AT_FDCWD, words[at + 1], flags);
+      if (tree < 0 && (writable || errno != EPERM || bind)) die("open", words[at + 1]);
+      if (tree < 0) own_quotas = 0;
+      else if (writable) map_owner(tree, words[at + 1]);
     }
-    bind++;
+    trees[bind++] = tree;
   }
 }
 
@@ -295,6 +362,23 @@ static void write_file(const char *path, const char *text, const char *step) {
   int fd = open(path, O_WRONLY | O_CLOEXEC);
   if (fd < 0 || write(fd, text, strlen(text)) < 0) die(step, path);
   close(fd);
+}
+
+/* Inotify instances, queued signals, timers and the like are charged, up the line, to whoever made the namespaces. With
+ * the capabilities of root, since hosts may not let others make any. */
+static pid_t clone_box(int flags) {
+  struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+  struct __user_cap_data_struct held[2];
+  uid_t user = own_quotas ? strtoul(outer_uid, NULL, 10) : geteuid();
+  if (syscall(SYS_capget, &head, held)) die("read capabilities", "");
+  if (own_quotas && syscall(SYS_setresuid, -1, user, -1)) die("become the box's user", "");
+  for (int i = 0; i < 2; i++) held[i].effective = held[i].permitted;
+  if (own_quotas && syscall(SYS_capset, &head, held)) die("keep capabilities", "");
+  pid_t pid = syscall(SYS_clone, flags | SIGCHLD, 0, 0, 0, 0);
+  int number = errno;
+  if (pid != 0 && own_quotas && syscall(SYS_setresuid, -1, 0, -1)) die("be root again", "");
+  errno = number;
+  return pid;
 }
 
 static void enter_home(void) {
@@ -381,10 +465,11 @@ int main(int argc, char **argv) {
   setsid();
   struct sched_param ordinary = {0}; /* a host with real-time priority must not pass it on: a loop would take the core */
   if (sched_setscheduler(0, SCHED_OTHER, &ordinary)) die("leave the real-time scheduler", "");
-  map_owners();
+  take_sources();
   enter_home();
+  share_quotas(2);
   int flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
-  pid_t pid = syscall(SYS_clone, flags | SIGCHLD, 0, 0, 0, 0);
+  pid_t pid = clone_box(flags);
   if (pid < 0) die("make namespaces (user, pid, mount, net, ipc, uts, cgroup)", "");
   if (pid == 0) {
     close(go[1]);
@@ -392,7 +477,7 @@ int main(int argc, char **argv) {
   }
   close(go[0]);
   for (int i = 0; i < MAX_BINDS; i++)
-    if (idmapped[i] > 0) close(idmapped[i]);
+    if (trees[i] > 0) close(trees[i]);
   map_user(pid);
   join_cgroups(pid);
   if (write(go[1], "x", 1) != 1) die("start the init", "");

@@ -1,9 +1,14 @@
-/* Forks of a live interpreter. The interpreter clones itself into new namespaces, which only it can do with its memory;
- * it has no right to do so except in the moment in which the host asked for it: its user namespace may have no others
- * in it (max_user_namespaces 0), and we lift that until the forks the host announced have said hello. We, not the
- * guest, then set the fork up from outside: its user, its own copy of the files, its /proc, its loopback. */
+/* Forks of a live interpreter. The interpreter clones itself into new namespaces, which only it can do with its memory.
+ * Its seccomp filter has the kernel ask us about each such clone, and we let one through for each fork that the host has
+ * announced, in the time that the fork has; every other one is refused. A second wall stands behind: its user namespace
+ * may have no others in it (max_user_namespaces 0), except between our yes and the fork's hello. We, not the guest, then
+ * set the fork up from outside: its user, its own copy of the files, its /proc, its loopback. Whatever fails, or takes
+ * too long, ends the fork and everything that was cloned for it. */
 #include "harena.h"
 #include <dirent.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <net/if.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -12,21 +17,26 @@
 #include <sys/wait.h>
 
 #define HELPER_STACK (256 << 10)
+#define CLONE_WITHIN_NS (60ull * 1000000000) /* of the announcement; as long as the host waits for the interpreter */
+#define HELLO_WITHIN_NS (5ull * 1000000000) /* of our yes to the clone */
+#define MOUNT_WITHIN_NS (2ull * 1000000000)
 
 struct pending { /* a fork the host has announced: where its answers go */
   int used, job, view, fds[3];
+  int cloned; /* we have said yes to its clone */
   uint32_t id;
+  uint64_t deadline_ns;
 };
 static struct pending pending[MAX_VIEWS];
 
 struct helper {
-  int target;   /* pidfd of the fork; -1: only the limits are wanted */
+  int target;   /* pidfd of the fork; -1: only the limit is wanted */
   int parent;   /* pidfd of the init of the job it came from */
   pid_t pid;
   uint64_t fs_bytes;
   const char *allowed;
   const char *volatile failed;
-  volatile int number;
+  volatile int number, done;
 };
 
 static int put(const char *path, const char *text) {
@@ -128,20 +138,50 @@ static int own_copy(const char *path, const char *mode, uint64_t bytes, int with
 
 /* ---- helpers that go into the guest's namespaces; they share our memory while we wait ---- */
 
+/* They stay in the user namespace of the job that is forked, with all of its capabilities, which the guest has not: in the
+ * fork's own namespace, which belongs to the guest's user, the guest could trace them. */
+
 static int helper_failed(struct helper *helper, const char *step) {
   helper->number = errno;
   helper->failed = step;
   return 1;
 }
 
-/* pid namespaces hold for children only, and /proc shows the one of who mounts it: this runs in the fork's own. */
-static int mount_main(void *arg) {
+/* /proc shows the pid namespace of the process that mounts it, so this one must be born in the fork's. There the guest
+ * sees it and may signal it, which is why it does nothing else and its end is checked. */
+static int proc_main(void *arg) {
   struct helper *helper = arg;
-  if (own_copy("/workspace", "755", helper->fs_bytes, 1)) return helper_failed(helper, "copy /workspace");
-  if (own_copy("/tmp", "1777", helper->fs_bytes, 1)) return helper_failed(helper, "copy /tmp");
-  if (own_copy("/dev/shm", "1777", helper->fs_bytes, 0)) return helper_failed(helper, "mount /dev/shm");
-  if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, NULL)) return helper_failed(helper, "mount /proc");
+  long failed = raw5(SYS_mount, (long)"proc", (long)"/proc", (long)"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, 0);
+  helper->number = -failed;
+  helper->done = !failed;
+  raw5(SYS_exit_group, 0, 0, 0, 0, 0);
   return 0;
+}
+
+/* A process that is stopped has been tampered with as much as one that is killed. */
+static int await_mounter(pid_t pid) {
+  struct pollfd ended = {syscall(SYS_pidfd_open, pid, 0), POLLIN, 0};
+  int status = 0;
+  for (uint64_t end = now_ns() + MOUNT_WITHIN_NS; now_ns() < end;) {
+    pid_t got = waitpid(pid, &status, WNOHANG | WUNTRACED | __WALL);
+    if (got == pid && !WIFSTOPPED(status)) return WIFEXITED(status) ? 0 : -1;
+    if (got != 0 && !(got < 0 && errno == EINTR)) break;
+    poll(&ended, ended.fd >= 0, 1);
+  }
+  kill(pid, SIGKILL);
+  while (waitpid(pid, &status, __WALL) < 0 && errno == EINTR) {}
+  return -1;
+}
+
+static int mount_proc(struct helper *helper) {
+  static char stack[16 << 10] __attribute__((aligned(16)));
+  sigset_t all;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, NULL);
+  pid_t pid = clone(proc_main, stack + sizeof stack, CLONE_VM | SIGCHLD, helper);
+  if (pid < 0) return -1;
+  if (await_mounter(pid)) return errno = EINTR, -1;
+  return helper->done ? 0 : (errno = helper->number, -1);
 }
 
 static int loopback_up(void) {
@@ -153,55 +193,241 @@ static int loopback_up(void) {
   return failed;
 }
 
-static char mount_stack[HELPER_STACK] __attribute__((aligned(16)));
+static int map_user(pid_t pid) {
+  char path[64], map[32];
+  snprintf(map, sizeof map, "%d %d 1", GUEST_ID, GUEST_ID);
+  snprintf(path, sizeof path, "/proc/%d/setgroups", (int)pid);
+  if (put(path, "deny")) return -1;
+  snprintf(path, sizeof path, "/proc/%d/uid_map", (int)pid);
+  if (put(path, map)) return -1;
+  snprintf(path, sizeof path, "/proc/%d/gid_map", (int)pid);
+  return put(path, map);
+}
 
 static int set_up_main(void *arg) {
   struct helper *helper = arg;
-  char path[64], map[32];
   if (enter(helper->parent, CLONE_NEWUSER)) return helper_failed(helper, "enter the user namespace");
   if (helper->allowed && put("/proc/sys/user/max_user_namespaces", helper->allowed))
     return helper_failed(helper, "limit user namespaces");
   if (helper->target < 0) return 0;
-  snprintf(map, sizeof map, "%d %d 1", GUEST_ID, GUEST_ID);
-  snprintf(path, sizeof path, "/proc/%d/setgroups", (int)helper->pid);
-  if (put(path, "deny")) return helper_failed(helper, "deny setgroups");
-  snprintf(path, sizeof path, "/proc/%d/uid_map", (int)helper->pid);
-  if (put(path, map)) return helper_failed(helper, "map the user");
-  snprintf(path, sizeof path, "/proc/%d/gid_map", (int)helper->pid);
-  if (put(path, map)) return helper_failed(helper, "map the group");
-  if (enter(helper->target, CLONE_NEWUSER)) return helper_failed(helper, "enter the fork's user namespace");
-  if (put("/proc/sys/user/max_user_namespaces", "0")) return helper_failed(helper, "limit user namespaces");
+  if (map_user(helper->pid)) return helper_failed(helper, "map the fork's user");
+  int limits = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC); /* the fork's will be read-only */
+  if (limits < 0) return helper_failed(helper, "open /proc");
   if (enter(helper->target, CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET)) return helper_failed(helper, "enter the fork");
   if (loopback_up()) return helper_failed(helper, "start the loopback interface");
-  pid_t pid = clone(mount_main, mount_stack + HELPER_STACK, CLONE_VM | CLONE_VFORK | SIGCHLD, helper);
-  if (pid < 0) return helper_failed(helper, "enter the fork's pid namespace");
-  while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
+  if (mount_proc(helper)) return helper_failed(helper, "mount the fork's /proc");
+  if (mount_terminals()) return helper_failed(helper, "mount the fork's /dev/pts");
+  if (own_copy("/workspace", "755", helper->fs_bytes, 1)) return helper_failed(helper, "copy /workspace");
+  if (own_copy("/tmp", "1777", helper->fs_bytes, 1)) return helper_failed(helper, "copy /tmp");
+  if (own_copy("/dev/shm", "1777", helper->fs_bytes, 0)) return helper_failed(helper, "mount /dev/shm");
+  if (enter(helper->target, CLONE_NEWUSER)) return helper_failed(helper, "enter the fork's user namespace");
+  if (fchdir(limits) || put("sys/user/max_user_namespaces", "0")) return helper_failed(helper, "limit user namespaces");
+  helper->done = 2;
   return 0;
 }
 
 static int run_helper(struct helper *helper) {
   static char stack[HELPER_STACK] __attribute__((aligned(16)));
+  int status = -1;
   pid_t pid = clone(set_up_main, stack + HELPER_STACK, CLONE_VM | CLONE_VFORK | SIGCHLD, helper);
   if (pid < 0) return helper_failed(helper, "start a helper"), -1;
-  while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+  if (!helper->failed && (!WIFEXITED(status) || WEXITSTATUS(status) || (helper->target >= 0 && helper->done != 2)))
+    errno = EINTR, helper_failed(helper, "finish the fork's namespaces");
   errno = helper->number;
   return helper->failed ? -1 : 0;
 }
 
 /* A limit counts in every user namespace up the line, so it is lifted in all that the fork descends from. */
-static int allow(struct job *job, const char *count) {
+static int open_doors(struct job *job) {
   for (; job; job = job->above) {
-    struct helper helper = {.target = -1, .parent = job->pidfd, .allowed = count};
+    struct helper helper = {.target = -1, .parent = job->pidfd, .allowed = "1000000"};
+    if (job->door_open) continue;
+    job->door_open = 1;
     if (run_helper(&helper)) return -1;
   }
   return 0;
 }
 
-/* ---- requests of the host, and hellos of forks ---- */
+/* Once no clone is under way. A namespace that cannot be entered any more has nobody in it who could use it. */
+static void close_doors(void) {
+  for (int i = 0; i < MAX_VIEWS; i++)
+    if (pending[i].used && pending[i].cloned) return;
+  for (int i = 0; i < jobs_end; i++) {
+    struct helper helper = {.target = -1, .parent = jobs[i].pidfd, .allowed = "0"};
+    if (!jobs[i].used || !jobs[i].door_open) continue;
+    jobs[i].door_open = 0;
+    if (run_helper(&helper) && helper.number != ESRCH) job_kill(&jobs[i], ENDED_HOST);
+  }
+}
+
+/* ---- which processes are forks ---- */
+
+struct origin {
+  pid_t parent;
+  int levels, last; /* of pid namespaces it is in, counted from ours, and its number in the innermost */
+};
+
+static int find_origin(pid_t pid, struct origin *origin) {
+  char path[64], text[4096], *at;
+  snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+  if (fd >= 0) close(fd);
+  if (got <= 0) return -1;
+  text[got] = 0;
+  if (!(at = strstr(text, "\nPPid:"))) return -1;
+  origin->parent = atoi(at + 6);
+  origin->levels = 0;
+  if (!(at = strstr(text, "\nNSpid:"))) return -1;
+  for (at += 7; *at == '\t'; origin->levels++) origin->last = strtol(at + 1, &at, 10);
+  return origin->levels ? 0 : -1;
+}
+
+/* The job that a process belongs to: its nearest ancestor that is the init of one. */
+static struct job *job_above(pid_t pid) {
+  struct origin origin;
+  for (int depth = 0; pid > 1 && depth < 100000; depth++, pid = origin.parent) {
+    for (int i = 0; i < jobs_end; i++)
+      if (jobs[i].used && jobs[i].init == pid) return &jobs[i];
+    if (find_origin(pid, &origin)) return NULL;
+  }
+  return NULL;
+}
+
+static int is_fork_of(pid_t pid, const struct job *job) {
+  struct origin fork, above;
+  return !find_origin(pid, &fork) && !find_origin(job->init, &above) && fork.parent == job->init && fork.last == 1 &&
+         fork.levels == above.levels + 1;
+}
+
+/* The inits of namespaces that were cloned below a job and are no fork that we know. What is in them ends with them. */
+static void kill_strays(struct job *job) {
+  struct origin origin, above;
+  if (find_origin(job->init, &above)) return;
+  for (int round = 0, found = 1; found && round < 100; round++) {
+    DIR *proc = opendir("/proc");
+    found = 0;
+    for (struct dirent *entry; proc && (entry = readdir(proc));) {
+      pid_t pid = atoi(entry->d_name);
+      if (pid <= 1 || find_origin(pid, &origin) || origin.levels <= above.levels || origin.last != 1) continue;
+      struct job *owner = job_above(pid);
+      if (owner != job || owner->init == pid) continue;
+      kill(pid, SIGKILL);
+      found = 1;
+    }
+    if (proc) closedir(proc);
+    if (found) usleep(1000);
+  }
+}
+
+/* ---- requests of the host, questions of the kernel, and hellos of forks ---- */
+
+static void free_slot(struct pending *slot) {
+  for (int i = 0; i < 3; i++) close(slot->fds[i]);
+  slot->used = 0;
+}
+
+/* Ends every fork of a job that was announced and is not there yet. */
+void forks_cancel(struct job *job, int number, const char *step) {
+  int found = 0;
+  for (int i = 0; i < MAX_VIEWS; i++) {
+    if (!pending[i].used || pending[i].job != job - jobs) continue;
+    send_error(pending[i].id, number, step);
+    free_slot(&pending[i]);
+    found = 1;
+  }
+  if (!found) return;
+  kill_strays(job);
+  close_doors();
+}
+
+uint64_t forks_next_ns(void) {
+  uint64_t next = UINT64_MAX;
+  for (int i = 0; i < MAX_VIEWS; i++)
+    if (pending[i].used && pending[i].deadline_ns < next) next = pending[i].deadline_ns;
+  return next;
+}
+
+void forks_enforce_time(uint64_t now) {
+  for (int i = 0; i < MAX_VIEWS; i++)
+    if (pending[i].used && pending[i].deadline_ns <= now)
+      forks_cancel(&jobs[pending[i].job], ETIMEDOUT, "fork its interpreter in time");
+}
+
+/* OP_CANCEL_FORKS: the job whose announced forks the host gives up. */
+static int cancel_command(const struct head *head, const char *body) {
+  uint32_t id;
+  if (head->len != sizeof id) return -1;
+  memcpy(&id, body, sizeof id);
+  struct job *job = job_by_id(id);
+  if (job) forks_cancel(job, ECANCELED, "be forked: the host has given it up");
+  send_frame(OP_PONG, head->id, NULL, 0, NULL, 0, -1);
+  return 0;
+}
+
+/* Has the kernel ask, before any filter that allows the clone of a fork, and hands the end that is asked to the other side
+ * of the socket. Done before the guest runs, and only once: the kernel refuses a second listener. */
+int forks_listen(void) {
+  enum { NUMBER = offsetof(struct seccomp_data, nr), FLAGS = offsetof(struct seccomp_data, args) };
+  struct sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, NUMBER),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, FLAGS),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, FORK_FLAGS, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW), /* the filters that are set later decide */
+  };
+  struct sock_fprog program = {.len = sizeof code / sizeof *code, .filter = code};
+  int listener = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
+  if (listener < 0) return -1;
+  char room[CMSG_SPACE(sizeof listener)];
+  struct iovec part = {"l", 1};
+  struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
+  struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(sizeof listener);
+  memcpy(CMSG_DATA(c), &listener, sizeof listener);
+  int failed = sendmsg(FORKS_FD, &message, MSG_NOSIGNAL) != 1;
+  close(listener);
+  return failed ? -1 : 0;
+}
+
+static struct pending *next_pending(const struct job *job, int cloned) {
+  for (int i = 0; i < MAX_VIEWS; i++)
+    if (pending[i].used && pending[i].cloned == cloned && pending[i].job == job - jobs) return &pending[i];
+  return NULL;
+}
+
+/* A process of the job, or of one of its forks, wants to make the clone of a fork. */
+void forks_asked(struct job *listening) {
+  struct pollfd asked = {listening->listener, POLLIN, 0};
+  struct seccomp_notif question;
+  memset(&question, 0, sizeof question);
+  if (poll(&asked, 1, 0) != 1 || !(asked.revents & POLLIN)) { /* all who could ask have ended */
+    close(listening->listener);
+    listening->listener = -1;
+    return;
+  }
+  if (ioctl(listening->listener, SECCOMP_IOCTL_NOTIF_RECV, &question)) return; /* who asked has ended */
+  struct job *job = job_above(question.pid);
+  struct pending *slot = job && !job->ended ? next_pending(job, 0) : NULL;
+  struct seccomp_notif_resp answer = {.id = question.id, .error = -EPERM};
+  if (slot) {
+    slot->cloned = 1;
+    slot->deadline_ns = now_ns() + HELLO_WITHIN_NS;
+    if (open_doors(job)) forks_cancel(job, errno, "allow a fork");
+    else answer.error = 0, answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+  }
+  if (ioctl(listening->listener, SECCOMP_IOCTL_NOTIF_SEND, &answer) && slot && slot->used)
+    forks_cancel(job, ESRCH, "fork an interpreter that has ended");
+}
 
 /* OP_ALLOW_FORKS: the job to fork and the new view's number; descriptors: its socket, stdout, stderr. */
 int forks_command(const struct head *head, const char *body, int *fds, int nfds) {
   uint32_t words[2];
+  if (head->op == OP_CANCEL_FORKS) return cancel_command(head, body);
   if (head->op != OP_ALLOW_FORKS || head->len != sizeof words || nfds != 3) return -1;
   memcpy(words, body, sizeof words);
   struct job *job = job_by_id(words[0]);
@@ -210,29 +436,34 @@ int forks_command(const struct head *head, const char *body, int *fds, int nfds)
   for (int i = 0; i < MAX_VIEWS && !slot; i++)
     if (!pending[i].used) slot = &pending[i];
   if (!slot || words[1] >= MAX_VIEWS) return send_error(head->id, ENOSPC, "fork one box so often"), 0;
-  if (allow(job, "1000000")) return send_error(head->id, errno, "allow a fork"), 0;
-  *slot = (struct pending){.used = 1, .job = job - jobs, .view = words[1], .id = head->id};
+  *slot = (struct pending){
+      .used = 1, .job = job - jobs, .view = words[1], .id = head->id, .deadline_ns = now_ns() + CLONE_WITHIN_NS};
   for (int i = 0; i < 3; i++) slot->fds[i] = fds[i], fds[i] = -1;
   send_frame(OP_PONG, head->id, NULL, 0, NULL, 0, -1); /* now it may be forked; OP_STARTED follows */
   return 0;
 }
 
 struct __attribute__((packed)) word {
-  char what; /* h: a fork is there; e: its interpreter has ended, with this status */
+  char what; /* l: the listener of a new interpreter; h: a fork is there; e: its interpreter has ended, with this status */
   int32_t status;
 };
 
-static pid_t receive_word(int fd, struct word *word) {
-  char room[CMSG_SPACE(sizeof(struct ucred))];
+/* The sender's pid, by the kernel's word and as our pid namespace numbers it; -1 for nonsense. */
+static pid_t receive_word(int fd, struct word *word, int *listener) {
+  char room[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(sizeof(int))];
   struct iovec part = {word, sizeof *word};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
   ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (got != (word->what == 'h' ? 1 : (ssize_t)sizeof *word)) return -1;
-  struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-  struct ucred who;
-  if (!c || c->cmsg_type != SCM_CREDENTIALS) return -1;
-  memcpy(&who, CMSG_DATA(c), sizeof who);
-  return who.pid; /* the kernel's word, as our pid namespace numbers it */
+  pid_t sender = -1;
+  *listener = -1;
+  if (got <= 0) return -1;
+  for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
+    struct ucred who;
+    if (c->cmsg_level != SOL_SOCKET) continue;
+    if (c->cmsg_type == SCM_CREDENTIALS) memcpy(&who, CMSG_DATA(c), sizeof who), sender = who.pid;
+    if (c->cmsg_type == SCM_RIGHTS) memcpy(listener, CMSG_DATA(c), sizeof *listener); /* there is room for one */
+  }
+  return got == (word->what == 'e' ? (ssize_t)sizeof *word : 1) ? sender : -1;
 }
 
 static int answer_fork(int fd, const int *fds) {
@@ -262,6 +493,7 @@ static const char *adopt(struct job *parent, struct pending *slot, pid_t pid) {
   job->pidfd = syscall(SYS_pidfd_open, pid, 0);
   struct helper helper = {.target = job->pidfd, .parent = parent->pidfd, .pid = pid, .fs_bytes = spec.fs_bytes};
   if (job->pidfd < 0) step = "find the fork";
+  else if (!is_fork_of(pid, parent)) errno = EPERM, step = "take what was cloned for a fork";
   else if (run_helper(&helper)) step = (const char *)helper.failed;
   else if (slot_adopt(job, pid)) step = "join cgroup";
   else if (view_add(slot->view, pid)) step = "open the fork's namespaces";
@@ -289,32 +521,33 @@ static void farewell(pid_t pid, int status) {
 
 void forks_hello(struct job *parent) {
   struct word word = {.what = 0};
-  pid_t pid = receive_word(parent->forks, &word);
+  int listener;
+  pid_t pid = receive_word(parent->forks, &word, &listener);
+  if (pid >= 0 && word.what == 'l' && listener >= 0 && parent->listener < 0 && !parent->adopted) {
+    parent->listener = listener;
+    return;
+  }
+  if (listener >= 0) close(listener);
   if (pid >= 0 && word.what == 'e') return farewell(pid, word.status);
-  if (pid < 0) { /* it talks nonsense or has ended: it will not be forked again */
+  if (pid < 0 || word.what != 'h') { /* it talks nonsense or has ended: it will not be forked again */
+    forks_cancel(parent, EPROTO, "be forked: its interpreter talks nonsense");
     close(parent->forks);
     parent->forks = -1;
     return;
   }
-  struct pending *slot = NULL;
-  int others = 0;
-  for (int i = 0; i < MAX_VIEWS; i++)
-    if (pending[i].used && pending[i].job == parent - jobs) {
-      if (!slot) slot = &pending[i];
-      else others++;
-    }
+  struct pending *slot = next_pending(parent, 1);
   if (!slot) { /* nobody asked for this fork */
     kill(pid, SIGKILL);
     return;
   }
   const char *step = adopt(parent, slot, pid);
+  int number = errno;
   uint32_t told = pid;
-  if (step) send_error(slot->id, errno, step);
+  if (step) send_error(slot->id, number, step);
   else send_frame(OP_STARTED, slot->id, &told, sizeof told, NULL, 0, -1);
-  if (step) kill(pid, SIGKILL);
-  for (int i = 0; i < 3; i++) close(slot->fds[i]);
-  slot->used = 0;
-  if (!others) allow(parent, "0");
+  free_slot(slot);
+  if (step) kill(pid, SIGKILL), kill_strays(parent);
+  close_doors();
 }
 
 /* The fork whose init holds the view's namespaces. */

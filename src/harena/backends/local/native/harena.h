@@ -50,6 +50,7 @@ enum op {
   OP_ALLOW_FORKS = 5,
   OP_VIEW = 6,
   OP_USAGE = 7,
+  OP_CANCEL_FORKS = 8,
   OP_PONG = 65,
   OP_DONE = 66,
   OP_STARTED = 67,
@@ -58,6 +59,9 @@ enum op {
 };
 
 enum stream { STREAM_OUT = 0, STREAM_ERR = 1, STREAM_RESULT = 2 };
+
+/* The descriptors of a fork of the zygote, after its stdio. */
+enum { RESULT_FD = 3, HAND_FD = 4, EXTRA_FD = 5, FORKS_FD = 6 };
 
 enum kind {
   KIND_EXEC = 1,    /* a command */
@@ -116,6 +120,23 @@ struct done {
   uint32_t out_len, err_len, res_len, records;
 };
 
+/* For processes that share our memory and run beside us: errno is ours. Returns -errno. */
+static inline long raw5(long n, long a, long b, long c, long d, long e) {
+  long result;
+#if defined(__x86_64__)
+  register long r10 __asm__("r10") = d, r8 __asm__("r8") = e;
+  __asm__ volatile("syscall" : "=a"(result) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8) : "rcx", "r11", "memory");
+#elif defined(__aarch64__)
+  register long x8 __asm__("x8") = n, x0 __asm__("x0") = a, x1 __asm__("x1") = b, x2 __asm__("x2") = c, x3 __asm__("x3") = d,
+                x4 __asm__("x4") = e;
+  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
+  result = x0;
+#else
+#error "harena: no raw system call for this machine"
+#endif
+  return result;
+}
+
 struct buffer { /* of a stream: what was not sent yet. One block of the vault, taken when it is first needed */
   char *data;
   size_t len;
@@ -150,6 +171,8 @@ struct job {
   int pidfd, slot, view;
   int in, out, err, res, hand; /* hand: where a fork ahead gets its payload; -1 when handed over */
   int forks;                   /* where forks of a forkable job say hello, and farewell */
+  int listener;                /* where the kernel asks whether a process of it, or of a fork of it, may fork itself */
+  int door_open;               /* its user namespace may have others in it: see fork.c */
   int tell;                    /* where the init of a forkable job tells that its main process ended */
   int child_in, child_out, child_err, child_res, child_hand, child_extra, child_forks;
   int pty_master;
@@ -207,8 +230,14 @@ void slot_read_hits(struct job *job);
 int slot_join(struct job *job, pid_t pid);
 int slot_adopt(struct job *job, pid_t pid); /* a slot for a process that another job's init has made */
 int view_add(int view, pid_t pid);
+int mount_terminals(void);
 
 /* fork.c */
+int forks_listen(void); /* called by a process that will be a forkable guest; its listener, or -1 */
+void forks_asked(struct job *job);
+void forks_enforce_time(uint64_t now);
+uint64_t forks_next_ns(void);
+void forks_cancel(struct job *job, int number, const char *step);
 int forks_command(const struct head *head, const char *body, int *fds, int nfds);
 void forks_hello(struct job *job);
 void forks_ended(struct job *above); /* one that lived inside it has */

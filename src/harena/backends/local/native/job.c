@@ -13,6 +13,7 @@
 
 #define STACK_BYTES (64 << 10)
 #define SLOTS MAX_JOBS
+#define MAX_TERMINALS "32" /* of one job; the kernel has 3,072 for all that are not the host's own */
 
 struct job *jobs;
 int jobs_end;
@@ -134,21 +135,8 @@ void slot_read_hits(struct job *job) {
 /* ---- inside the job's init ---- */
 
 /* The init shares errno with the process that made it, which waits meanwhile; once it runs beside that process it
- * uses these, which leave errno alone. */
-static long raw4(long n, long a, long b, long c, long d) {
-  long result;
-#if defined(__x86_64__)
-  register long r10 __asm__("r10") = d;
-  __asm__ volatile("syscall" : "=a"(result) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
-#elif defined(__aarch64__)
-  register long x8 __asm__("x8") = n, x0 __asm__("x0") = a, x1 __asm__("x1") = b, x2 __asm__("x2") = c, x3 __asm__("x3") = d;
-  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
-  result = x0;
-#else
-#error "harena: no raw system call for this machine"
-#endif
-  return result;
-}
+ * makes raw calls, which leave errno alone. */
+static long raw4(long n, long a, long b, long c, long d) { return raw5(n, a, b, c, d, 0); }
 
 static void announce(struct job *job, int value) {
   __atomic_store_n(&job->ready, value, __ATOMIC_SEQ_CST);
@@ -182,6 +170,16 @@ static int fresh_tmpfs(const char *path, const char *options) {
   return mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, options);
 }
 
+/* Terminals of its own: on a shared instance anybody with the number reads and writes the terminals of others. */
+int mount_terminals(void) {
+  return mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=" MAX_TERMINALS);
+}
+
+/* The programs of a batch do without: a mount would cost them a twentieth of their time. */
+static int wants_terminals(const struct spawn *spec) {
+  return !(spec->flags & SPAWN_FRESH_FS) && (spec->kind != KIND_SERVER || spec->flags & SPAWN_FORKABLE);
+}
+
 static const char *set_up_mounts(struct job *job) {
   if (job->spec.flags & SPAWN_FRESH_FS) {
     char options[96];
@@ -195,7 +193,21 @@ static const char *set_up_mounts(struct job *job) {
   /* Landlock leaves a forkable job's /proc writable, see confine.c */
   int read_only = job->view || job->spec.flags & SPAWN_FORKABLE ? MS_RDONLY : 0; /* and where it is so, so must ours be */
   if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | read_only, NULL)) return "mount /proc";
+  if (wants_terminals(&job->spec) && mount_terminals()) return "mount /dev/pts";
   return NULL;
+}
+
+/* Its terminal, on its own instance, so that it finds the name there. We share our table of descriptors. */
+static int open_terminal(struct job *job) {
+  int unlock = 0, number;
+  char path[64];
+  if ((job->pty_master = open("/dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0) return -1;
+  if (ioctl(job->pty_master, TIOCSPTLCK, &unlock) || ioctl(job->pty_master, TIOCGPTN, &number)) return -1;
+  snprintf(path, sizeof path, "/dev/pts/%d", number);
+  if ((job->child_in = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0) return -1;
+  job->child_out = fcntl(job->child_in, F_DUPFD_CLOEXEC, 3);
+  job->child_err = fcntl(job->child_in, F_DUPFD_CLOEXEC, 3);
+  return job->child_out < 0 || job->child_err < 0 ? -1 : 0;
 }
 
 static int (*become_of)(struct job *);
@@ -222,7 +234,7 @@ static int init_main(void *arg) {
     return fail(job, "limit user namespaces");
   const char *step = set_up_mounts(job);
   if (step) return fail(job, step);
-  int made_ahead = job->waiting;
+  int made_ahead = job->waiting, shares_files = made_ahead || job->spec.flags & SPAWN_PTY;
   if (made_ahead) {
     if ((step = confine_ahead(&job->spec, &job->ruleset))) return fail(job, step);
     job->sealed = 1;
@@ -230,13 +242,14 @@ static int init_main(void *arg) {
     while (!__atomic_load_n(&job->go, __ATOMIC_SEQ_CST)) raw4(SYS_futex, (long)&job->go, FUTEX_WAIT, 0, 0);
   }
   if (job->spec.kind != KIND_EXEC) measure_data();
+  if (job->spec.flags & SPAWN_PTY && open_terminal(job)) return fail(job, "open a terminal");
   int main_pid = become_of(job);
   if (main_pid < 0) return job->failed_step ? (announce(job, -1), 111) : fail(job, "start the process");
   job->main_pid = main_pid;
   int tell = job->tell;
-  if (made_ahead) tell = -1; /* it shares our descriptors, to have those of a command that came later */
+  if (shares_files) tell = -1; /* to have the descriptors of a command that came later, and to give us its terminal */
   else if (tell > 0) raw4(SYS_close_range, 0, tell - 1, 0, 0);
-  if (!made_ahead) raw4(SYS_close_range, tell + 1, ~0u, 0, 0);
+  if (!shares_files) raw4(SYS_close_range, tell + 1, ~0u, 0, 0);
   announce(job, 1);
   for (;;) {
     int status = 0;
@@ -291,6 +304,13 @@ static int exec_found(struct job *job) {
   return refused ? refused : ENOENT;
 }
 
+/* Stdio, and this one as 3, closed by execve: the limit on descriptors that comes next is the command's, and ours do not
+ * fit into it. */
+static int keep_only(int fd) {
+  if (fd == 3 ? 0 : fd >= 0 && dup3(fd, 3, O_CLOEXEC) < 0) return -1;
+  return syscall(SYS_close_range, fd < 0 ? 3 : 4, ~0u, 0);
+}
+
 static void exec_child(struct job *job) {
   sigset_t none;
   sigemptyset(&none);
@@ -300,10 +320,10 @@ static void exec_child(struct job *job) {
   else if (dup2(job->child_in, 0) < 0 || dup2(job->child_out, 1) < 0 || dup2(job->child_err, 2) < 0) job->failed_step = "stdio";
   else if (slot_join(job, 0)) job->failed_step = "join cgroup";
   else if (chdir(job->cwd)) job->exec_errno = errno;
-  else job->failed_step = job->sealed ? confine_after(&job->spec, job->slot >= 0, job->ruleset) : confine(&job->spec, job->slot >= 0);
+  else if (keep_only(job->sealed ? job->ruleset : -1)) job->failed_step = "close descriptors";
+  else job->failed_step = job->sealed ? confine_after(&job->spec, job->slot >= 0, job->ruleset < 0 ? -1 : 3) : confine(&job->spec, job->slot >= 0);
   job->failed_errno = errno;
   if (job->failed_step || job->exec_errno) _exit(127);
-  syscall(SYS_close_range, 3, ~0u, 0);
   job->started_ns = now_ns();
   job->exec_errno = exec_found(job);
   _exit(127);
@@ -329,7 +349,7 @@ int view_add(int view, pid_t pid) {
 
 static int clone_init(struct job *job, int extra, int *pidfd) {
   int flags = CLONE_VM | CLONE_PIDFD | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | extra | SIGCHLD;
-  if (job->waiting) flags |= CLONE_FILES;
+  if (job->waiting || job->spec.flags & SPAWN_PTY) flags |= CLONE_FILES;
   if (!job->view) flags |= CLONE_NEWUSER; /* a view has a user namespace of its own, in which no other may be made */
   if (job->spec.flags & SPAWN_FRESH_FS && landlock_abi() < 6) flags |= CLONE_NEWNET;
   return clone(init_main, (char *)job->stack + STACK_BYTES, flags, job, pidfd);
@@ -353,14 +373,13 @@ static int clone_into_view(struct job *job) {
   static char stack[16 << 10] __attribute__((aligned(16)));
   struct joiner joiner = {.job = job, .pidfd = -1, .init = -1};
   if (job->view >= MAX_VIEWS || !views[job->view]) return errno = ESRCH, -1;
-  pid_t pid = clone(join_main, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, &joiner);
+  pid_t pid = clone(join_main, stack + sizeof stack, CLONE_VM | CLONE_FILES | CLONE_VFORK | SIGCHLD, &joiner);
   if (pid < 0) return -1;
   int status;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
-  if (joiner.failed) return errno = joiner.failed, -1;
-  /* the pidfd was made in the joiner's table; make one of ours */
-  job->pidfd = syscall(SYS_pidfd_open, joiner.init, 0);
-  return job->pidfd < 0 ? -1 : joiner.init;
+  if (joiner.failed || joiner.init < 0) return errno = joiner.failed ? joiner.failed : EINTR, -1;
+  job->pidfd = joiner.pidfd;
+  return joiner.init;
 }
 
 static int await_ready(struct job *job) {
@@ -427,7 +446,8 @@ static void shut(int *fd) {
 void job_free(struct job *job) {
   int *owned[] = {&job->in, &job->out, &job->err, &job->res, &job->hand, &job->pidfd, &job->pty_master,
                   &job->child_in, &job->child_out, &job->child_err, &job->child_res, &job->child_hand, &job->child_extra,
-                  &job->forks, &job->child_forks, &job->tell, &job->ruleset};
+                  &job->forks, &job->child_forks, &job->tell, &job->ruleset, &job->listener};
+  if (job->spec.flags & SPAWN_FORKABLE) forks_cancel(job, ESRCH, "fork an interpreter that has ended");
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) shut(owned[i]);
   struct buffer *buffers[] = {&job->obuf, &job->ebuf, &job->rbuf};
   for (int i = 0; i < 3; i++) vault_give(buffers[i]->data, OUTPUT_BLOCK);

@@ -320,6 +320,7 @@ void job_main_ended(struct job *job) {
   job->ended = ENDED_HOST;
   if (job->tell >= 0) close(job->tell);
   job->tell = -1;
+  forks_cancel(job, ESRCH, "fork an interpreter that has ended");
   tree_kill_around(job);
 }
 
@@ -337,7 +338,7 @@ struct job *job_new(uint32_t id, const struct spawn *spec) {
     job->slot = job->pidfd = job->pty_master = -1;
     job->in = job->out = job->err = job->res = job->hand = -1;
     job->child_in = job->child_out = job->child_err = job->child_res = job->child_hand = job->child_extra = -1;
-    job->forks = job->child_forks = job->tell = job->ruleset = -1;
+    job->forks = job->child_forks = job->tell = job->ruleset = job->listener = -1;
     return job;
   }
   return NULL;
@@ -377,21 +378,9 @@ static int stdin_with(const char *data, size_t len) {
   return fd;
 }
 
-static int open_terminal(struct job *job) {
-  int unlock = 0, number;
-  char path[64];
-  if ((job->pty_master = open("/dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0) return -1;
-  if (ioctl(job->pty_master, TIOCSPTLCK, &unlock) || ioctl(job->pty_master, TIOCGPTN, &number)) return -1;
-  snprintf(path, sizeof path, "/dev/pts/%d", number);
-  if ((job->child_in = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0) return -1;
-  job->child_out = fcntl(job->child_in, F_DUPFD_CLOEXEC, 3);
-  job->child_err = fcntl(job->child_in, F_DUPFD_CLOEXEC, 3);
-  return job->child_out < 0 || job->child_err < 0 ? -1 : 0;
-}
-
 static int set_up_stdio(struct job *job, const char *input, int *fds, int nfds) {
   const struct spawn *spec = &job->spec;
-  if (spec->flags & SPAWN_PTY) return open_terminal(job);
+  if (spec->flags & SPAWN_PTY) return 0; /* the job's init opens it */
   if (spec->flags & SPAWN_CAPTURE) {
     if (pipe_to_us(&job->out, &job->child_out) || pipe_to_us(&job->err, &job->child_err)) return -1;
     if ((job->child_in = stdin_with(input, spec->stdin_len)) < 0) return -1;
@@ -442,11 +431,12 @@ static void close_child_ends(struct job *job) {
 
 /* Our own code (the zygote): no namespaces, no limits, the given descriptors as 3, 4, … */
 static void trusted_child(struct job *job, const int *fds, int count) {
+  int high[MAX_FDS];
   if (sched_setaffinity(0, sizeof config.all_cpus, &config.all_cpus)) _exit(127);
   for (int i = 0; i < count; i++)
-    if (dup2(fds[i], 400 + i) < 0) _exit(127); /* out of the way of the numbers they will get */
+    if ((high[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 3 + count)) < 0) _exit(127); /* out of the way of the numbers they will get */
   for (int i = 0; i < count; i++)
-    if (dup2(400 + i, 3 + i) < 0) _exit(127);
+    if (dup2(high[i], 3 + i) < 0) _exit(127);
   syscall(SYS_close_range, 3 + count, ~0u, 0);
   execve(job->argv[0], job->argv, job->envp);
   job->exec_errno = errno;
@@ -708,8 +698,9 @@ static int jobs_to_watch(uint64_t now) {
 }
 
 static uint64_t next_event_ns(int make_ahead) {
-  uint64_t next = make_ahead ? rest_until_ns : UINT64_MAX;
+  uint64_t next = forks_next_ns();
   int running = 0;
+  if (make_ahead && rest_until_ns < next) next = rest_until_ns;
   for (int i = 0; i < jobs_end; i++) {
     struct job *job = &jobs[i];
     if (!job->used || (!job->id && !job->condemned) || job->ended) continue;
@@ -738,6 +729,7 @@ static void enforce_time(uint64_t now) {
   if (late) watch_jobs(); /* what they used so far: the kernel does not tell of the killed */
   for (int i = 0; late && i < jobs_end; i++)
     if (is_late(&jobs[i], now)) job_kill(&jobs[i], ENDED_WALL);
+  forks_enforce_time(now);
   if (now < next_watch_ns) return;
   if (jobs_to_watch(now)) watch_jobs();
   next_watch_ns = now + WATCH_EVERY_NS;
@@ -768,6 +760,7 @@ static void react(const struct place *place) {
   if (place->which == 4) hand_over(job);
   if (place->which == 6) forks_hello(job);
   if (place->which == 7) job_main_ended(job);
+  if (place->which == 9) forks_asked(job);
   if (place->which == 5) finish(job);
 }
 
@@ -780,8 +773,8 @@ static int refuse(void) {
 }
 
 int serve(int control_socket, fork_job become) {
-  static struct pollfd set[MAX_JOBS * 7 + 2];
-  static struct place places[MAX_JOBS * 7 + 2];
+  static struct pollfd set[MAX_JOBS * 8 + 2];
+  static struct place places[MAX_JOBS * 8 + 2];
   control = control_socket;
   become_program = become;
   if (!(jobs = vault_take(MAX_JOBS * sizeof *jobs))) return refuse(); /* zeros: nothing was taken and given back before */
@@ -798,6 +791,7 @@ int serve(int control_socket, fork_job become) {
       count = add(set, places, count, job, job->res, 3, POLLIN);
       if (job->give) count = add(set, places, count, job, job->hand, 4, POLLOUT);
       count = add(set, places, count, job, job->forks, 6, POLLIN);
+      count = add(set, places, count, job, job->listener, 9, POLLIN);
       count = add(set, places, count, job, job->tell, 7, POLLIN);
       count = add(set, places, count, job, job->pidfd, 5, POLLIN);
     }

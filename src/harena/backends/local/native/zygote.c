@@ -7,8 +7,6 @@
 static int became_flags;
 static void *back[5]; /* where a forked job returns to, on the interpreter's own stack */
 
-enum { RESULT_FD = 3, HAND_FD = 4, EXTRA_FD = 5, FORKS_FD = 6 };
-
 static void become_guest(struct job *job) {
   int *ends[] = {&job->child_in,   &job->child_out,   &job->child_err,  &job->child_res,
                  &job->child_hand, &job->child_extra, &job->child_forks};
@@ -27,6 +25,8 @@ static void become_guest(struct job *job) {
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, NULL);
   if (setsid() < 0 || chdir("/workspace")) goto failed;
+  step = "ask before forks";
+  if (job->spec.flags & SPAWN_FORKABLE && forks_listen()) goto failed;
   if ((step = confine(&job->spec, job->slot >= 0))) goto failed;
   for (int fd = RESULT_FD; fd <= kept; fd++) fcntl(fd, F_SETFD, FD_CLOEXEC);
   became_flags = job->spec.flags | (job->id ? SPAWN_BATCH : 0); /* somebody waits: no time to warm up */
@@ -37,9 +37,10 @@ failed:
   _exit(126);
 }
 
+/* libc's fork, for the handlers of pthread_atfork: libraries with threads (BLAS) are broken in a child without them. */
 static int become_program(struct job *job) {
   struct job own = *job; /* the fork has no other's */
-  long pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+  pid_t pid = fork();
   if (pid == 0) become_guest(&own);
   return pid;
 }
@@ -61,7 +62,7 @@ static int fork_init(void *unused) {
   struct cmsghdr *c = CMSG_FIRSTHDR(&message);
   if (!c || c->cmsg_len != CMSG_LEN(sizeof fds)) _exit(126);
   memcpy(fds, CMSG_DATA(c), sizeof fds);
-  long pid = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+  pid_t pid = fork();
   if (pid < 0) _exit(126);
   if (pid == 0) {
     for (int i = 0; i < 4; i++)
@@ -72,7 +73,7 @@ static int fork_init(void *unused) {
   }
   int farewell = fcntl(FORKS_FD, F_DUPFD, 0);
   snprintf(fd_text, sizeof fd_text, "%d", farewell);
-  snprintf(pid_text, sizeof pid_text, "%ld", pid);
+  snprintf(pid_text, sizeof pid_text, "%d", (int)pid);
   char *argv[] = {"harena-init", fd_text, pid_text, NULL}, *envp[] = {NULL};
   execve(INIT_PATH, argv, envp);
   _exit(126);
