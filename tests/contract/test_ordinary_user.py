@@ -78,6 +78,8 @@ def python(project: Path) -> str:
         ("fork", "", "native"),
         ("life", "", "native"),
         ("memory", "", "native"),
+        ("quotas", "", "native"),
+        ("quotas", "", "bubblewrap"),
         ("memory", "", "bubblewrap"),
     ],
 )

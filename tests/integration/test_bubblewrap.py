@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from harena import Limits, Mount, Sandbox, SandboxPool, Spec, Verdict
-from harena.backends.local import backend, bubblewrap, cgroups, plan, registry
+from harena.backends.local import backend, bubblewrap, cgroups, plan, registry, users
 from harena.errors import BoxError, IsolationUnavailable
 from harena.sandbox import session
 
@@ -115,7 +115,7 @@ def test_no_process_of_the_box_is_roots() -> None:
         box.run("pass")
         owners = {os.stat(f"/proc/{pid}").st_uid for pid in processes_below(keeper_of())[1:]}
     assert owners
-    assert all(owner >= backend.FIRST_GUEST_UID for owner in owners)
+    assert all(owner >= users.FIRST for owner in owners)
 
 
 def test_verdicts_of_commands(box: Sandbox) -> None:

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harena.errors import BoxLost, SpecError
+from harena.errors import BoxError, SpecError
 from harena.match import registry, spaces
 from harena.match.game import Game, GameError, IllegalAction, Outcome
 from harena.match.play import Cancelled, Rack, checked, load_all, take_seats
@@ -77,7 +77,7 @@ class Lockstep:
             status, error = MatchStatus.TIMEOUT, f"the games took longer than {self.spec.clock.match_s:g} s together"
         except Cancelled:
             status, error = MatchStatus.CANCELLED, "the games were cancelled"
-        except (GameError, BoxLost) as failure:
+        except (GameError, BoxError) as failure:
             status, error = MatchStatus.VOID, str(failure)
         finally:
             for seat in self.seats:

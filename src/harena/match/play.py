@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from harena.errors import BoxLost, HarenaError, SpecError
+from harena.errors import BoxError, HarenaError, SpecError
 from harena.match import registry, replay, spaces
 from harena.match.game import Game, GameError, IllegalAction, Outcome
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
@@ -203,7 +203,7 @@ class Match:
                 status, outcome, error = self._out_of_time()
         except Cancelled:
             status, error = MatchStatus.CANCELLED, "the match was cancelled"
-        except (GameError, BoxLost) as failure:
+        except (GameError, BoxError) as failure:
             status, error = MatchStatus.VOID, str(failure)
         finally:
             for seat in self.seats:

@@ -1975,7 +1975,7 @@ def settle(kernel, steps):
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
             kernel.mount(b"/proc/self/fd/%d" % source, path, None, BIND | REC)
             os.close(source)
-    doing("share quotas")
+    doing("mount /proc to limit what it may take")
     share_quotas(kernel)
     doing("give up capabilities")
     kernel.prctl(38, 1)

@@ -5,10 +5,12 @@ do (seccomp.py); holds what must be let go of when a box ends."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import itertools
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -29,6 +31,8 @@ LAUNCHER = NATIVE / "harena-box"
 LIBRARY = NATIVE / "zygote.so"
 FORK_FLAGS = 0x78020000 | 0x8000 | 0x4000 | 0x100 | 17
 """clone() flags of a box's fork: user, pid, mount, net and ipc namespaces, PARENT, VFORK, VM, SIGCHLD (harena.h)."""
+MIN_DESCRIPTORS = 128
+"""What the init of a box and its zygote need to start a few executions at once."""
 COMPILER = "install a C compiler and run `make native` or reinstall harena"
 
 
@@ -47,7 +51,19 @@ class LocalBackend:
         )
 
     def create(self, spec: Spec, *, start_s: float) -> LocalBox:
-        return LocalBox(spec, start_s=start_s, bwrap=self._bwrap)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if 0 <= most < MIN_DESCRIPTORS:  # else there are enough, or no limit at all
+            raise _few_descriptors(f"a process may open {most} files here, a box needs {MIN_DESCRIPTORS}")
+        try:
+            return LocalBox(spec, start_s=start_s, bwrap=self._bwrap)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise _few_descriptors("this process has no descriptor left for a box") from None
+
+
+def _few_descriptors(missing: str) -> IsolationUnavailable:
+    return IsolationUnavailable(missing, fix="raise the limit: ulimit -n 1024, or LimitNOFILE= of the service")
 
 
 def choose_launcher() -> Path | None:

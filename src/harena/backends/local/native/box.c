@@ -102,9 +102,10 @@ static void read_plan(int fd) {
     if (arguments_of(words[at]) < 0 || next_step(at) > word_count) die("understand the plan at", words[at]);
     if (!strcmp(words[at], "uid")) outer_uid = words[at + 1];
   }
-  errno = EPERM;
-  if (geteuid() == 0 && (!outer_uid || !strtoul(outer_uid, NULL, 10)) && !only_one_user())
+  if (geteuid() == 0 && (!outer_uid || !strtoul(outer_uid, NULL, 10)) && !only_one_user()) {
+    errno = EPERM;
     die("start as root without a user of its own", "");
+  }
 }
 
 /* ---- the box's init ---- */
