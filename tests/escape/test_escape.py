@@ -28,6 +28,7 @@ from typing import Any
 import pytest
 
 from harena import Limits, Result, Sandbox, SandboxPool, Verdict
+from harena.backends.local import cgroups
 from harena.errors import BoxError, BoxFileError, WireError
 from harena.sandbox import backend
 
@@ -58,6 +59,8 @@ class Attack:
     machine: str | None = None
     needs_cgroup: bool = False
     """Held by a memory cgroup alone: see docs/threat-model.md on hosts without one."""
+    without_cgroup: bool = False
+    """Also tried where no cgroup counts memory, by its first door."""
     own_box: bool = False
     """It may ruin its box: it gets one of its own."""
     max_s: float | None = None
@@ -289,6 +292,21 @@ def test_attack_is_held(attack: Attack, door: str, ring: Ring, host: Host, tmp_p
         own.works(door)  # so that the clock of the attack does not measure the start of a box
         hold(attack, door, own, host, tmp_path)
     host.check()
+
+
+@pytest.fixture(scope="module")
+def no_cgroups() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HARENA_CGROUPS", "off")
+        cgroups.find.cache_clear()
+        yield
+    cgroups.find.cache_clear()
+
+
+@pytest.mark.parametrize("attack", [attack for attack in ATTACKS if attack.without_cgroup], ids=lambda attack: attack.name)
+def test_memory_is_held_without_a_cgroup(attack: Attack, no_cgroups: None, host: Host, tmp_path: Path) -> None:
+    with closing(Ring(host.target(), attack.bounds)) as own:
+        hold(attack, attack.how[0], own, host, tmp_path)
 
 
 def hold(attack: Attack, door: str, ring: Ring, host: Host, folder: Path) -> None:

@@ -95,6 +95,41 @@ def allow_if(condition: bool) -> int:
     return ALLOW if condition else refuse(errno.EPERM)
 
 
+PRCTL = {1, 2, 3, 15, 16, 21, 23, 29, 30, *range(36, 43), 0x41555856}
+PRCTL_OF_COMMANDS = {7, 8, 27, 47, 50, 51, 52}
+IOCTL = {
+    *(*range(0x5401, 0x5405), *range(0x5409, 0x5412), 0x5413, 0x5414, 0x541B, *range(0x5420, 0x5423), 0x5424, 0x5425),
+    *(0x5429, 0x5441, *range(0x5450, 0x5453), 0x80045430, 0x40045431, 0x802C542A, *range(0x402C542B, 0x402C542E)),
+}
+IOCTL_OF_COMMANDS = {
+    *(2, 0x40049409, 0x4020940D, 0x80086601, 0x80045200, 0xC020660B, 0x8905, 0x8910, 0x8912, 0x8913, 0x8915),
+    *(0x8919, 0x891B, 0x8921, 0x8927, 0x8933),
+}
+FCNTL = {*range(12), 15, 16, 36, 37, 38, 1027, 1030, 1031, 1032, 1033, 1034}
+SOCKET_OPTIONS = {*range(2, 22), 29, 30, 31, 35, 38, 39}
+INTERNET_OPTIONS = {
+    0: {1, 2, 8, *range(10, 15), 24, *range(32, 37)},
+    6: {*range(1, 13), 18, 23, 25, 30},
+    41: {*range(16, 22), *range(23, 27), 49, 51, 66, 67},
+}
+
+
+def prctl(profile: Profile, option: int, value: int) -> int:
+    if option == 4:
+        return allow_if(value == 1)
+    return allow_if(option in PRCTL or (profile is Profile.SESSION and option in PRCTL_OF_COMMANDS))
+
+
+def socket_option(profile: Profile, level: int, option: int) -> int:
+    offline = profile in (Profile.PROGRAM, Profile.TALK)
+    levels = {1: SOCKET_OPTIONS} | ({} if offline else INTERNET_OPTIONS)
+    return ALLOW if option in levels.get(level, ()) else refuse(errno.ENOPROTOOPT)
+
+
+def not_urgent(flags: int) -> int:
+    return refuse(errno.EOPNOTSUPP) if flags & 1 else ALLOW
+
+
 def socket(profile: Profile, family: int, kind: int, protocol: int) -> int:
     if family == 1:
         return ALLOW
@@ -120,14 +155,31 @@ CONDITIONAL: dict[str, Callable[[Sequence[int]], int]] = {
     "openat": lambda a: create(a[2], a[3]),
     "mknod": lambda a: node(a[1]),
     "mknodat": lambda a: node(a[2]),
-    "ioctl": lambda a: allow_if(a[1] not in (0x5412, 0x541C, 0x5423)),
-    "prctl": lambda a: allow_if(a[0] not in (35, 62)),
+    "fcntl": lambda a: allow_if(a[1] in FCNTL),
+    "mmap": lambda a: allow_if(not a[3] & 0x40000),
+    "madvise": lambda a: allow_if(a[2] != 12),
+    "prlimit64": lambda a: allow_if(a[0] == 0),
+    "sendto": lambda a: not_urgent(a[3]),
+    "sendmsg": lambda a: not_urgent(a[2]),
+    "sendmmsg": lambda a: not_urgent(a[3]),
     "personality": lambda a: allow_if(a[0] in (0, LOW)),
     "sched_setscheduler": lambda a: allow_if(a[1] & ~0x40000000 in (0, 3, 5)),
-    "seccomp": lambda a: allow_if(a[1] in (0, 1)),
     "socketpair": lambda a: ALLOW if a[0] == 1 else refuse(errno.EAFNOSUPPORT),
     "clone": lambda a: allow_if(not a[0] & (NAMESPACES | CLONE_PARENT)),
 }
+BY_PROFILE: dict[str, Callable[[Profile, Sequence[int]], int]] = {
+    "socket": lambda profile, a: socket(profile, *a[:3]),
+    "ioctl": lambda profile, a: allow_if(a[1] in IOCTL or (profile is Profile.SESSION and a[1] in IOCTL_OF_COMMANDS)),
+    "prctl": lambda profile, a: prctl(profile, *a[:2]),
+    "setsockopt": lambda profile, a: socket_option(profile, *a[1:3]),
+    "getsockopt": lambda profile, a: socket_option(profile, *a[1:3]),
+}
+UNCOUNTED = {"memfd_create", "mq_open", "msgget", "semget", "shmget"}
+OF_COMMANDS = """
+    get_mempolicy pkey_alloc pkey_free pkey_mprotect ioprio_set capset setfsgid setfsuid setgid setgroups setregid
+    setresgid setresuid setreuid setuid mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedsend mq_unlink msgctl
+    msgget msgrcv msgsnd semctl semget semop semtimedop shmat shmctl shmdt shmget landlock_restrict_self
+"""
 
 
 def test_memory_that_is_nobodys_is_out_of_reach_where_nothing_counts_it() -> None:
@@ -135,11 +187,33 @@ def test_memory_that_is_nobodys_is_out_of_reach_where_nothing_counts_it() -> Non
         flags = FORK_FLAGS if profile is Profile.INTERPRETER else None
         counted = seccomp.policy(profile, flags)
         watched = seccomp.policy(profile, flags, counted=False)
-        assert {name for name in counted if counted[name] != watched[name]} == {"memfd_create", "msgget", "shmget"}
+        assert {name for name in watched if counted.get(name) != watched[name]} == {*UNCOUNTED, "fcntl"}
         code = instructions(seccomp.assemble(profile, "x86_64", fork_flags=flags, counted=False))
-        for name in ("memfd_create", "msgget", "shmget"):
+        for name in UNCOUNTED:
             number = syscalls.NUMBERS["x86_64"][name]
             assert run(code, ARCH["x86_64"], number, [0] * 6) == refuse(errno.ENOSYS)
+        F_SETPIPE_SZ = 1031
+        assert run(code, ARCH["x86_64"], syscalls.NUMBERS["x86_64"]["fcntl"], [0, F_SETPIPE_SZ]) == refuse(errno.EPERM)
+
+
+@pytest.mark.parametrize("profile", [Profile.PROGRAM, Profile.TALK, Profile.INTERPRETER])
+def test_python_programs_do_without_what_only_commands_need(profile: Profile) -> None:
+    of_programs = seccomp.policy(profile)
+    of_commands = seccomp.policy(Profile.SESSION)
+    assert {name for name in of_commands if name not in of_programs} == set(OF_COMMANDS.split())
+
+
+def test_debuggers_and_netlink_are_for_commands_that_ask() -> None:
+    plain, more = (seccomp.policy(Profile.SESSION, allow=allow) for allow in ((), ("ptrace", "netlink")))
+    assert more.keys() - plain.keys() == {"ptrace", "process_vm_readv", "process_vm_writev"}
+    assert {name for name in plain if plain[name] != more[name]} == {"socket", "prctl", "personality"}
+    for profile in (Profile.PROGRAM, Profile.TALK, Profile.INTERPRETER):
+        assert seccomp.policy(profile, allow=("ptrace", "netlink")) == seccomp.policy(profile)
+    code = instructions(seccomp.assemble(Profile.SESSION, "x86_64", allow=("netlink",)))
+    number = syscalls.NUMBERS["x86_64"]["socket"]
+    AF_NETLINK, SOCK_RAW, ROUTE, SOCK_DIAG = 16, 3, 0, 4
+    assert run(code, ARCH["x86_64"], number, [AF_NETLINK, SOCK_RAW, ROUTE]) == ALLOW
+    assert run(code, ARCH["x86_64"], number, [AF_NETLINK, SOCK_RAW, SOCK_DIAG]) == refuse(errno.EPROTONOSUPPORT)
 
 
 DENIED_NAMES = """
@@ -150,7 +224,7 @@ DENIED_NAMES = """
     quotactl quotactl_fd clock_settime settimeofday adjtimex clock_adjtime sethostname setdomainname syslog iopl ioperm
     modify_ldt vhangup lookup_dcookie nfsservctl move_pages migrate_pages mbind set_mempolicy set_mempolicy_home_node
     fanotify_init fanotify_mark memfd_secret vmsplice remap_file_pages uselib ustat sysfs _sysctl afs_syscall tuxcall
-    vserver security sync syncfs io_setup io_submit sched_setattr
+    vserver security sync syncfs io_setup io_submit sched_setattr tee process_madvise mseal map_shadow_stack
 """
 DENIED = DENIED_NAMES.split()
 
@@ -160,8 +234,8 @@ def naive(machine: str, profile: Profile, number: int, args: Sequence[int]) -> i
     low = [arg & LOW for arg in args]
     if name is None:
         return refuse(errno.ENOSYS)
-    if name == "socket":
-        return socket(profile, *low[:3])
+    if name in BY_PROFILE:
+        return BY_PROFILE[name](profile, low)
     if name == "clone" and profile is Profile.INTERPRETER and args[0] == FORK_FLAGS:
         return ALLOW
     if name in CONDITIONAL:
@@ -176,6 +250,30 @@ def naive(machine: str, profile: Profile, number: int, args: Sequence[int]) -> i
 INTERESTING = [
     *(0, 1, 2, 3, 5, 6, 10, 16, 17, 35, 40, 62, 132, 262, 0o644, 0o4755, 0o2755, 0o1777, 0o100, 0o101, 0o20200000),
     *(0o10644, 0o20666, 0o60666, 0o100644, 0o104755, 0o140777, 0x5401, 0x5412, 0x541C, 0x5423, 0x80001, 0x80003),
+    *(PRCTL | PRCTL_OF_COMMANDS | IOCTL | IOCTL_OF_COMMANDS | FCNTL | SOCKET_OPTIONS),
+    *(
+        4,
+        12,
+        22,
+        26,
+        41,
+        50,
+        64,
+        67,
+        68,
+        78,
+        200,
+        1024,
+        1025,
+        1026,
+        0x8914,
+        0x5408,
+        0x5412,
+        0x5415,
+        0x541C,
+        0x5423,
+        0xB701,
+    ),
     *(0x1200011, 0x3D0F00, 0x4111, 0x8011, 0x40000003, FORK_FLAGS, FORK_FLAGS | 1 << 32, LOW, 2**64 - 1),
     *(1 << bit for bit in range(64)),
 ]
@@ -199,7 +297,7 @@ def test_any_call_is_answered_as_the_policy_says(machine: str, profile: Profile,
 
 
 @every_filter
-@pytest.mark.parametrize("name", sorted({*CONDITIONAL, "socket"}))
+@pytest.mark.parametrize("name", sorted({*CONDITIONAL, *BY_PROFILE}))
 def test_each_value_of_a_checked_argument_decides_as_the_policy_says(machine: str, profile: Profile, name: str):
     number = syscalls.NUMBERS[machine].get(name)
     if number is None:
@@ -213,13 +311,18 @@ def test_each_value_of_a_checked_argument_decides_as_the_policy_says(machine: st
             [0, 0, value, 0],
             [2, 1, value, 0],
             [2, value, 6, 0],
+            [3, 1, value, 0],
+            [3, 0, value, 0],
+            [3, 6, value, 0],
+            [3, 41, value, 0],
+            [4, value, 0, 0],
         ):
             assert run(program, ARCH[machine], number, args) == naive(machine, profile, number, args), args
 
 
 @every_filter
 @settings(deadline=None, max_examples=400)
-@given(name=st.sampled_from(sorted({*CONDITIONAL, "socket"})), args=arguments)
+@given(name=st.sampled_from(sorted({*CONDITIONAL, *BY_PROFILE})), args=arguments)
 def test_any_checked_call_decides_as_the_policy_says(machine: str, profile: Profile, name: str, args: list[int]):
     number = syscalls.NUMBERS[machine].get(name)
     if number is not None:
@@ -234,7 +337,7 @@ def test_what_a_box_must_never_do_is_refused(machine: str, profile: Profile):
     for name in DENIED:
         if name in numbers:
             assert run(program, ARCH[machine], numbers[name]) == refuse(errno.EPERM), name
-    for name in ("clone3", "openat2"):
+    for name in ("clone3", "openat2", "seccomp", "landlock_create_ruleset", "landlock_add_rule"):
         assert run(program, ARCH[machine], numbers[name]) == refuse(errno.ENOSYS), name
 
 
@@ -255,7 +358,7 @@ def test_x32_calls_do_not_exist(profile: Profile):
 @every_filter
 def test_a_filter_is_small_and_well_formed(machine: str, profile: Profile):
     program = instructions(assemble(profile, machine))
-    assert len(program) < 256
+    assert len(program) < 350
     assert program[-1][0] == 0x06
     for at, (operation, then, otherwise, value) in enumerate(program):
         furthest = value if operation == 0x05 else max(then, otherwise)
@@ -474,7 +577,7 @@ def test_terminal_scheduler_and_filter_calls_that_reach_others_are_refused():
         "seccomp/listener": (1, 8, 0),
         "seccomp/filter": (1, 0, 0),
     }
-    expected = ["EPERM", "EPERM", "EBADF", "ok", "EPERM", "EPERM", "EPERM", "EPERM", "EFAULT"]
+    expected = ["EPERM", "EPERM", "EBADF", "ok", "EPERM", "EPERM", "EPERM", "ENOSYS", "ENOSYS"]
     assert list(answers(calls).values()) == expected
 
 

@@ -888,6 +888,8 @@ CAPTURE, PTY, FRESH_FS, NOTIFY = 1, 2, 4, 16
 ENDED_SELF, ENDED_WALL, ENDED_CPU, ENDED_MEMORY, ENDED_OUTPUT, ENDED_HOST = range(6)
 GUEST_ID, MAX_JOBS, LEFT_BYTES = 1000, 128, 8 << 20
 START_S, WATCH_NS, WATCH_IDLE_NS = 20, 20_000_000, 100_000_000
+THREAD_KB, OBJECT_BYTES, INODE_BYTES, MAPPING_BYTES = 24, 256, 1280, 320
+LOCKS_MOST, LOOK_CLOSER_KB, LOOK_S = 8192, 8192, 0.05
 NEWNS, NEWIPC, NEWUSER, NEWPID, PARENT = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x8000
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC = 1, 2, 4, 8, 32, 4096, 16384
 WALL = 0x40000000  # wait for every kind of child
@@ -1202,6 +1204,8 @@ def confine(kernel, config, spec, counted):
     limit(resource.RLIMIT_NOFILE, spec.nofile)
     limit(resource.RLIMIT_MEMLOCK, 8 << 20)
     limit(resource.RLIMIT_RTPRIO, 0)
+    limit(resource.RLIMIT_SIGPENDING, 1024)
+    limit(resource.RLIMIT_MSGQUEUE, 256 << 10)
     limit(resource.RLIMIT_NPROC, (spec.processes + 1) * (2 if counted else 1))
     if spec.cpu_ns:
         limit(resource.RLIMIT_CPU, spec.cpu_ns // 1_000_000_000 + 2)
@@ -1310,7 +1314,7 @@ class Job:
         self.give = memoryview(b"")
         self.written = self.answered = self.records = self.ended = self.hits = self.exec_errno = 0
         self.cpu_base, self.unread, self.record_size, self.record_left, self.record_head = None, bytearray(), 0, 0, b""
-        self.started = self.deadline = self.peak_kb = self.cpu_ns = 0
+        self.started = self.deadline = self.peak_kb = self.cpu_ns = self.kernel_kb = self.slabs_kb = 0
         self.said = None  # the wait status that a program announced before it ended
 
 
@@ -1320,7 +1324,7 @@ class Loop:
 
         self.kernel, self.control, self.config, self.folders = Kernel(), control, None, []
         self.jobs, self.slots, self.slots_made, self.template, self.template_job = [], [], 0, None, None
-        self.next_watch, self.watch_every = 0, WATCH_NS
+        self.next_watch, self.watch_every, self.slabs_kb = 0, WATCH_NS, 0
         self.poll, self.places = select.poll(), {}
         self.IN, self.OUT = select.POLLIN, select.POLLOUT
         self.poll.register(control.fileno(), self.IN)
@@ -1785,13 +1789,15 @@ class Loop:
         template = seen.get(self.template_job.pid) if self.template_job else None
         totals = {job: [0, 0, 0] for job in self.jobs}
         members = {job: [] for job in self.jobs}
-        for pid, (_, cpu_ns, rss_kb, threads, _) in seen.items():
+        for pid, (_, cpu_ns, rss_kb, threads, _, place) in list(seen.items()):
             job = None if pid in inits else self.job_of(pid, seen, inits)
             if job is not None:
-                members[job].append(pid)
+                unseen_kb = 0 if job.slot else threads * THREAD_KB + beside_rss_kb(place)
+                members[job].append((place, rss_kb, unseen_kb))
                 shared = template[2] if template and job.spec.kind != EXEC else 0
                 for number, value in enumerate((cpu_ns, max(0, rss_kb - shared), threads)):
                     totals[job][number] += value
+        self.look_closer(members)
         idle = True
         for job, (cpu_ns, rss_kb, threads) in totals.items():
             if job.spec.kind == TRUSTED or job.ended:
@@ -1800,7 +1806,12 @@ class Loop:
             job.peak_kb, job.cpu_ns = max(job.peak_kb, rss_kb), cpu_ns
             if threads >= job.spec.processes:
                 job.hits |= 4
-            if job.spec.memory and not job.slot and rss_kb * 1024 > job.spec.memory < 1024 * share_kb(members[job]):
+            used_kb = job.kernel_kb + (0 if job.slot else rss_kb + sum(unseen for _, _, unseen in members[job]))
+            if (
+                job.spec.memory
+                and used_kb * 1024 > job.spec.memory
+                and (job.slot or job.spec.memory < 1024 * (job.kernel_kb + share_kb(members[job])))
+            ):
                 self.kill(job, ENDED_MEMORY)
             elif job.spec.cpu_ns and cpu_ns > job.spec.cpu_ns + (job.cpu_base or 0):
                 self.kill(job, ENDED_CPU)
@@ -1809,28 +1820,107 @@ class Loop:
 
     @staticmethod
     def job_of(pid, seen, inits):
-        for _ in range(256):
+        """By parents, as far as they go. One that ended meanwhile has left its children to another: ask again."""
+        for _ in range(len(seen) + 64):
             if pid in inits:
                 return inits[pid]
-            if pid not in seen:
+            entry = seen.get(pid)
+            if entry is not None and entry[0] and entry[0] not in seen:
+                entry = seen[pid] = look_at(pid) or entry
+                if entry[0] not in seen and (parent := look_at(entry[0])):
+                    seen[entry[0]] = parent
+            if entry is None or entry[0] not in seen:
                 return None
-            pid = seen[pid][0]
+            pid = entry[0]
         return None
+
+    def look_closer(self, members):
+        """What only descriptors and mappings show, when the machine's slabs have grown: see native/watch.c."""
+        now_kb = number_after(b"\nSUnreclaim:", "/proc/meminfo")
+        self.slabs_kb = min(self.slabs_kb or now_kb, now_kb)
+        closer = now_kb >= self.slabs_kb + LOOK_CLOSER_KB
+        if closer:
+            self.slabs_kb = now_kb
+        for job, found in members.items():
+            if job.spec.kind == TRUSTED or job.ended or not job.spec.memory:
+                continue
+            job.slabs_kb = min(job.slabs_kb or now_kb, now_kb)
+            if closer:
+                job.kernel_kb = held_kb(job, [place for place, _, _ in found], now_kb - job.slabs_kb)
 
 
 def look_at(pid):
-    """Parent, CPU time, resident memory, threads of a process, and the CPU time of the children it has waited for."""
+    """Parent, CPU time, resident memory, threads of a process, the CPU time of the children it has waited for, and its
+    place in /proc: that of a thread where the first one has ended, since the kernel then shows no memory elsewhere."""
     fields = take(f"/proc/{pid}/stat").rpartition(b")")[2].split()  # its name may hold anything
     if len(fields) < 22:
         return None
     used_ns, reaped_ns = (sum(map(int, fields[at : at + 2])) * TICK_NS for at in (11, 13))
-    threads = 0 if fields[0] == b"Z" else int(fields[17])
-    return int(fields[1]), used_ns + reaped_ns, int(fields[21]) * PAGE_KB, threads, reaped_ns
+    threads, pages, place = int(fields[17]), int(fields[21]), str(pid)
+    if fields[0] == b"Z" and threads > 1:
+        for thread in listed(f"/proc/{pid}/task"):
+            mine = take(f"/proc/{pid}/task/{thread}/stat").rpartition(b")")[2].split()
+            if len(mine) >= 22 and int(mine[21]):
+                pages, place = int(mine[21]), f"{pid}/task/{thread}"
+                break
+    elif fields[0] == b"Z":
+        threads = 0
+    return int(fields[1]), used_ns + reaped_ns, pages * PAGE_KB, threads, reaped_ns, place
 
 
-def share_kb(pids):
-    """What processes have, with a page that several share counted once."""
-    return sum(number_after(b"\nPss:", f"/proc/{pid}/smaps_rollup") for pid in pids)
+def listed(path):
+    """None where it must not be read; empty where it is gone."""
+    try:
+        return os.listdir(path)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    except OSError:
+        return None
+
+
+def beside_rss_kb(place):
+    """Page tables, and what was swapped out."""
+    text = take(f"/proc/{place}/status")
+    return sum(int((text.partition(name)[2].split() or (0,))[0]) for name in (b"\nVmPTE:", b"\nVmSwap:"))
+
+
+def share_kb(members):
+    """What processes have, with a page that several share counted once. One that hides it is held to all it maps."""
+    total = 0
+    for place, rss_kb, unseen_kb in members:
+        words = take(f"/proc/{place}/smaps_rollup").partition(b"\nPss:")[2].split()
+        gone = not words and not os.path.exists(f"/proc/{place}")
+        total += unseen_kb + (int(words[0]) if words else 0 if gone else rss_kb)
+    return total
+
+
+def held_kb(job, places, grown_kb):
+    """How much of the kernel's memory a job holds by descriptors and mappings: see native/watch.c."""
+    held, locks, hidden, until = 0, 0, False, time.thread_time() + LOOK_S
+    for place in places:
+        names = listed(f"/proc/{place}/fdinfo")
+        hidden |= names is None
+        for name in names or ():
+            text = b"\n" + take_all(f"/proc/{place}/fdinfo/{name}")
+            locks += text.count(b"\nlock:")
+            held += text.count(b"\ntfd:") * OBJECT_BYTES + text.count(b"\ninotify ") * INODE_BYTES
+            if locks > LOCKS_MOST or time.thread_time() > until:
+                break
+        if not job.slot:
+            held += take_all(f"/proc/{place}/maps").count(b"\n") * MAPPING_BYTES
+        hidden |= time.thread_time() > until
+    if locks > LOCKS_MOST:
+        return job.spec.memory // 1024 + 1
+    kb = 0 if job.slot else held // 1024
+    return max(kb, grown_kb) if hidden and (locks or not job.slot) else kb
+
+
+def take_all(path):
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def cpu_of(pid):

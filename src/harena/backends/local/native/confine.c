@@ -131,6 +131,8 @@ static int limit_data(const struct spawn *spec) {
 static const char *bound(const struct spawn *spec, int counted) {
   if (sched_setaffinity(0, sizeof config.all_cpus, &config.all_cpus)) return "processors";
   if (limit(RLIMIT_CORE, 0) || limit(RLIMIT_NOFILE, spec->nofile) || limit(RLIMIT_MEMLOCK, 8 << 20) || limit(RLIMIT_RTPRIO, 0)) return "rlimits";
+  /* The kernel counts these for the host's user too, so a box gets a small part: queued signals and timers, bytes in queues. */
+  if (limit(RLIMIT_SIGPENDING, 1024) || limit(RLIMIT_MSGQUEUE, 256 << 10)) return "rlimits of the user";
   uint64_t processes = (uint64_t)spec->processes + 1; /* + the job's init */
   if (limit(RLIMIT_NPROC, counted ? 2 * processes : processes)) return "rlimit processes";
   if (spec->cpu_ns && limit(RLIMIT_CPU, spec->cpu_ns / 1000000000ull + 2)) return "rlimit cpu";

@@ -193,6 +193,8 @@ struct job {
   uint32_t ended, hits, said_end, based;
   pid_t main_outside; /* its main process as we number it, where known */
   uint64_t watched_peak_kb, watched_cpu_ns;
+  uint64_t kernel_kb; /* of the kernel's own memory, when last looked at: see watch.c */
+  uint64_t slabs_kb;  /* of the whole machine, when the job was first seen */
   /* written by the job's init, which shares our memory */
   volatile int ready, go, main_pid, wstatus, exec_errno, failed_errno;
   const char *volatile failed_step;
@@ -261,7 +263,8 @@ int send_frame(uint16_t op, uint32_t id, const void *a, size_t alen, const void 
 void send_error(uint32_t id, int number, const char *step);
 
 /* watch.c */
-void watch_jobs(void);
+#define WATCH_EVERY_NS 20000000ull
+uint64_t watch_jobs(void); /* when to look again: sooner where a job could reach its limit sooner */
 int count_forks(struct job *job);
 uint64_t reaped_cpu_ns(pid_t pid); /* of children that it has waited for, by the tick */
 int tree_kill_around(struct job *job);

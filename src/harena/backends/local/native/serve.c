@@ -9,7 +9,6 @@
 #include <sys/wait.h>
 
 #define NO_VAULT "keep what the host sends out of the memory of programs (MADV_DONTFORK)"
-#define WATCH_EVERY_NS 20000000ull
 #define REST_STARTED_NS 3000000ull
 #define REST_ANSWERED_NS 200000ull /* the host reads its answer first */
 
@@ -731,8 +730,7 @@ static void enforce_time(uint64_t now) {
     if (is_late(&jobs[i], now)) job_kill(&jobs[i], ENDED_WALL);
   forks_enforce_time(now);
   if (now < next_watch_ns) return;
-  if (jobs_to_watch(now)) watch_jobs();
-  next_watch_ns = now + WATCH_EVERY_NS;
+  next_watch_ns = now + (jobs_to_watch(now) ? watch_jobs() : WATCH_EVERY_NS);
 }
 
 struct place {

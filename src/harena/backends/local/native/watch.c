@@ -1,26 +1,50 @@
 /* Looks at the processes of jobs that run for longer than a moment: memory where no cgroup bounds it, CPU time, and
- * how many there are. One scan of /proc serves all jobs; short jobs are never looked at. */
+ * how many there are. One scan of /proc serves all jobs; short jobs are never looked at. What cannot be read counts as
+ * the worst it can be: a guest chooses what can be read of it. */
 #include "harena.h"
 #include <dirent.h>
 
-#define MAX_SEEN 4096
+/* What the kernel keeps for a guest and no resident memory shows; each a little more than it is on x86-64. */
+#define THREAD_KB 24     /* stack and descriptor */
+#define OBJECT_BYTES 256 /* a file that an epoll waits for */
+#define INODE_BYTES 1280 /* one that is watched is kept */
+#define MAPPING_BYTES 320
+#define LOCKS_MOST 8192     /* of files, by one job; not even a cgroup counts them */
+#define LOOK_CLOSER_KB 8192 /* when the kernel's own memory, of the whole machine, has grown by this */
+#define LOOK_NS 50000000ull /* and for this long */
+
+#define WATCH_SOONEST_NS 5000000ull
+#define NS_A_KB 250ull /* as fast as memory can be taken */
 
 struct seen {
-  int pid, parent;
-  uint64_t cpu_ns, reaped_ns, rss_kb, threads;
+  int pid, parent, known;
+  struct job *job; /* when known */
+  char place[32];  /* below /proc: of the process, or of a thread where the first one has ended */
+  uint64_t cpu_ns, reaped_ns, rss_kb, threads, kernel_kb;
 };
-static struct seen seen[MAX_SEEN];
-static int seen_count;
+static struct seen *seen;
+static int seen_count, seen_room;
 
-static int read_stat(const char *pid, struct seen *one) {
-  char path[64], text[1024], *at;
-  snprintf(path, sizeof path, "/proc/%s/stat", pid);
+static ssize_t read_text(const char *folder, const char *file, char *text, size_t room) {
+  char path[96];
+  snprintf(path, sizeof path, "/proc/%s/%s", folder, file);
   int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return -1;
-  ssize_t got = read(fd, text, sizeof text - 1);
-  close(fd);
-  if (got <= 0) return -1;
-  text[got] = 0;
+  ssize_t got = fd < 0 ? -1 : read(fd, text, room - 1);
+  int number = errno;
+  if (fd >= 0) close(fd);
+  errno = number;
+  if (got >= 0) text[got] = 0;
+  return got;
+}
+
+static uint64_t number_after(const char *text, const char *name) {
+  const char *at = strstr(text, name);
+  return at ? strtoull(at + strlen(name), NULL, 10) : 0;
+}
+
+static int read_stat(const char *place, struct seen *one) {
+  char text[1024], *at;
+  if (read_text(place, "stat", text, sizeof text) <= 0) return -1;
   if (!(at = strrchr(text, ')'))) return -1; /* the name may hold anything, so count from its end */
   char state;
   unsigned long utime, stime;
@@ -30,94 +54,263 @@ static int read_stat(const char *pid, struct seen *one) {
     return -1;
   static long ticks, page_kb;
   if (!ticks) ticks = sysconf(_SC_CLK_TCK), page_kb = sysconf(_SC_PAGESIZE) / 1024;
-  one->pid = atoi(pid);
   one->reaped_ns = (cutime + cstime) * (1000000000ull / ticks);
   one->cpu_ns = (utime + stime) * (1000000000ull / ticks) + one->reaped_ns;
   one->rss_kb = (uint64_t)rss * page_kb;
-  one->threads = state == 'Z' ? 0 : threads;
-  return 0;
+  one->threads = state == 'Z' && threads <= 1 ? 0 : threads;
+  if (place != one->place) snprintf(one->place, sizeof one->place, "%s", place);
+  return state == 'Z' && threads > 1;
+}
+
+/* The first thread of a process has ended and others run on: the kernel then shows no memory for the process, only for
+ * its threads. */
+static void look_at_threads(struct seen *one) {
+  char path[48];
+  snprintf(path, sizeof path, "/proc/%d/task", one->pid);
+  DIR *tasks = opendir(path);
+  if (!tasks) return;
+  for (struct dirent *entry; !one->rss_kb && (entry = readdir(tasks));) {
+    struct seen thread = {0};
+    if (entry->d_name[0] == '.' || strlen(entry->d_name) > 10) continue;
+    snprintf(path, sizeof path, "%d/task/%.10s", one->pid, entry->d_name);
+    if (read_stat(path, &thread) < 0 || !thread.rss_kb) continue;
+    one->rss_kb = thread.rss_kb;
+    snprintf(one->place, sizeof one->place, "%.31s", path);
+  }
+  closedir(tasks);
+}
+
+static int by_pid(const void *a, const void *b) {
+  int x = ((const struct seen *)a)->pid, y = ((const struct seen *)b)->pid;
+  return x < y ? -1 : x > y;
 }
 
 static void scan(void) {
   seen_count = 0;
   DIR *proc = opendir("/proc");
   if (!proc) return;
-  for (struct dirent *entry; seen_count < MAX_SEEN && (entry = readdir(proc));)
-    if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && !read_stat(entry->d_name, &seen[seen_count])) seen_count++;
+  for (struct dirent *entry; (entry = readdir(proc));) {
+    if (entry->d_name[0] < '1' || entry->d_name[0] > '9') continue;
+    if (seen_count == seen_room) {
+      struct seen *grown = realloc(seen, (seen_room ? 2 * seen_room : 256) * sizeof *seen);
+      if (!grown) break;
+      seen = grown;
+      seen_room = seen_room ? 2 * seen_room : 256;
+    }
+    struct seen *one = &seen[seen_count];
+    memset(one, 0, sizeof *one);
+    one->pid = atoi(entry->d_name);
+    int state = read_stat(entry->d_name, one);
+    if (state > 0) look_at_threads(one);
+    seen_count += state >= 0;
+  }
   closedir(proc);
+  qsort(seen, seen_count, sizeof *seen, by_pid); /* as /proc lists them, but nobody promised that */
 }
 
 uint64_t reaped_cpu_ns(pid_t pid) {
   char name[16];
   struct seen one = {0};
   snprintf(name, sizeof name, "%d", (int)pid);
-  return read_stat(name, &one) ? 0 : one.reaped_ns;
+  return read_stat(name, &one) < 0 ? 0 : one.reaped_ns;
 }
 
 static struct seen *find(int pid) {
-  for (int i = 0; i < seen_count; i++)
-    if (seen[i].pid == pid) return &seen[i];
+  struct seen key = {.pid = pid};
+  return seen_count ? bsearch(&key, seen, seen_count, sizeof *seen, by_pid) : NULL;
+}
+
+static struct job *job_with_init(int pid) {
+  for (int i = 0; i < jobs_end; i++)
+    if (jobs[i].used && jobs[i].init == pid) return &jobs[i];
+  return NULL;
+}
+
+/* Asks the kernel again, for a process whose parent ended while we scanned: it has another one now. */
+static struct job *job_as_of_now(int pid) {
+  for (int tries = 0, at = pid; tries < 3; tries++, at = pid)
+    for (struct seen one = {0}; at; at = one.parent) {
+      char name[16];
+      struct job *job = job_with_init(at);
+      if (job) return job;
+      snprintf(name, sizeof name, "%d", at);
+      if (read_stat(name, &one) < 0) break;
+    }
   return NULL;
 }
 
 static struct job *job_of(struct seen *one) {
-  for (int depth = 0; one && depth < 256; depth++) {
-    for (int i = 0; i < jobs_end; i++)
-      if (jobs[i].used && jobs[i].init == one->pid) return &jobs[i];
-    one = find(one->parent);
+  struct seen *at = one, *above;
+  for (int steps = 0; !at->known; at = above) {
+    if ((at->job = job_with_init(at->pid))) at->known = 1;
+    else if (!at->parent) at->known = 1; /* the box's init */
+    else if (!(above = find(at->parent)) || steps++ > seen_count) at->job = job_as_of_now(at->pid), at->known = 1;
+    if (at->known) break;
   }
-  return NULL;
+  struct job *job = at->job;
+  for (at = one; !at->known; at = find(at->parent)) at->job = job, at->known = 1;
+  return job;
 }
 
-/* What a process has for itself and its share of what it shares; 0 where it cannot be read any more. */
-static uint64_t proportional_kb(int pid) {
-  char path[64], text[2048], *at;
-  snprintf(path, sizeof path, "/proc/%d/smaps_rollup", pid);
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-  if (fd >= 0) close(fd);
-  if (got <= 0) return 0;
-  text[got] = 0;
-  return (at = strstr(text, "\nPss:")) ? strtoull(at + 5, NULL, 10) : 0;
+/* What a process has for itself and its share of what it shares. One that hides it is held to all that it maps. */
+static uint64_t proportional_kb(const struct seen *one) {
+  char text[2048];
+  ssize_t got = read_text(one->place, "smaps_rollup", text, sizeof text);
+  if (got > 0 && strstr(text, "\nPss:")) return number_after(text, "\nPss:") + number_after(text, "\nSwapPss:");
+  return got < 0 && (errno == ENOENT || errno == ESRCH) ? 0 : one->rss_kb;
+}
+
+/* Page tables and kernel stacks, which are no resident memory, and what was swapped out. */
+static uint64_t unseen_kb(const struct seen *one) {
+  char text[4096];
+  uint64_t kb = one->threads * THREAD_KB;
+  if (read_text(one->place, "status", text, sizeof text) <= 0) return kb;
+  return kb + number_after(text, "\nVmPTE:") + number_after(text, "\nVmSwap:");
 }
 
 /* Resident pages count once for each process that shares them: before that is held against a job, look closer. */
-static int really_over(struct job *job) {
-  uint64_t total = 0;
-  for (int i = 0; i < seen_count; i++)
-    if (seen[i].pid != job->init && job_of(&seen[i]) == job) total += proportional_kb(seen[i].pid);
+static int really_over(const struct job *job) {
+  uint64_t total = job->kernel_kb;
+  for (int i = 0; i < seen_count && total * 1024 <= job->spec.memory; i++)
+    if (seen[i].pid != job->init && job_of(&seen[i]) == job) total += seen[i].kernel_kb + proportional_kb(&seen[i]);
   return total * 1024 > job->spec.memory;
 }
 
-struct total {
-  uint64_t cpu_ns, rss_kb, threads;
+/* ---- what only descriptors and mappings show ---- */
+
+struct held {
+  uint64_t locks, bytes; /* bytes: without the locks */
+  uint64_t until_ns;     /* of our own CPU time */
+  int hidden;            /* some could not be read, or not in time: a guest decides how long it takes */
 };
 
-void watch_jobs(void) {
+static uint64_t own_cpu_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+static void weigh_line(struct held *held, const char *line, size_t length, int mapping) {
+  if (mapping) held->bytes += MAPPING_BYTES;
+  else if (length >= 5 && !memcmp(line, "lock:", 5)) held->locks++;
+  else if (length >= 4 && !memcmp(line, "tfd:", 4)) held->bytes += OBJECT_BYTES;
+  else if (length >= 8 && !memcmp(line, "inotify ", 8)) held->bytes += INODE_BYTES;
+}
+
+/* Adds what the lines of a file of /proc stand for. */
+static void weigh(struct held *held, const char *path, int mapping) {
+  static char text[1 << 16];
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) held->hidden |= errno != ENOENT && errno != ESRCH;
+  size_t kept = 0;
+  for (ssize_t got; fd >= 0 && !held->hidden && (got = read(fd, text + kept, sizeof text - kept)) > 0;) {
+    char *at = text, *end = text + kept + got, *next;
+    for (; (next = memchr(at, '\n', end - at)); at = next + 1) weigh_line(held, at, next - at, mapping);
+    kept = end - at < (ssize_t)sizeof text / 2 ? end - at : 0;
+    memmove(text, at, kept);
+    held->hidden |= own_cpu_ns() > held->until_ns;
+  }
+  if (fd >= 0) close(fd);
+}
+
+static void weigh_descriptors(struct held *held, const char *place) {
+  char path[96];
+  snprintf(path, sizeof path, "/proc/%s/fdinfo", place);
+  DIR *folder = opendir(path);
+  if (!folder) {
+    held->hidden |= errno != ENOENT && errno != ESRCH;
+    return;
+  }
+  for (struct dirent *entry; !held->hidden && held->locks <= LOCKS_MOST && (entry = readdir(folder));) {
+    if (entry->d_name[0] == '.') continue;
+    snprintf(path, sizeof path, "/proc/%s/fdinfo/%.10s", place, entry->d_name);
+    weigh(held, path, 0);
+  }
+  closedir(folder);
+}
+
+/* How much of the kernel's memory a job holds by descriptors and mappings. A cgroup counts all of that but locks.
+ * grown_kb: by how much that of the machine has grown since we first saw the job, which is the worst that it can be. */
+static uint64_t held_kb(const struct job *job, uint64_t grown_kb) {
+  struct held held = {.until_ns = own_cpu_ns() + LOOK_NS};
+  int counted = job->slot >= 0;
+  for (int i = 0; i < seen_count && !held.hidden; i++) {
+    if (seen[i].pid == job->init || job_of(&seen[i]) != job) continue;
+    char path[96];
+    weigh_descriptors(&held, seen[i].place);
+    snprintf(path, sizeof path, "/proc/%s/maps", seen[i].place);
+    if (!counted) weigh(&held, path, 1);
+  }
+  if (held.locks > LOCKS_MOST) return job->spec.memory / 1024 + 1;
+  uint64_t kb = counted ? 0 : held.bytes / 1024;
+  return held.hidden && (!counted || held.locks) && grown_kb > kb ? grown_kb : kb;
+}
+
+/* Those are slow to look at: only when the machine's slabs have grown. */
+static void look_closer(void) {
+  static uint64_t level_kb;
+  char text[4096];
+  if (read_text(".", "meminfo", text, sizeof text) <= 0) return;
+  uint64_t now_kb = number_after(text, "\nSUnreclaim:");
+  if (!level_kb || now_kb < level_kb) level_kb = now_kb;
+  int closer = now_kb >= level_kb + LOOK_CLOSER_KB;
+  if (closer) level_kb = now_kb;
+  for (int i = 0; i < jobs_end; i++) {
+    struct job *job = &jobs[i];
+    if (!job->used || job->spec.kind == KIND_TRUSTED || job->ended || !job->spec.memory) continue;
+    if (!job->slabs_kb || now_kb < job->slabs_kb) job->slabs_kb = now_kb;
+    if (closer) job->kernel_kb = held_kb(job, now_kb - job->slabs_kb);
+  }
+}
+
+struct total {
+  uint64_t cpu_ns, rss_kb, kernel_kb, threads;
+};
+
+static void add_up(struct total *totals) {
+  struct seen *self = find(getpid());
+  uint64_t own = self ? self->rss_kb : 0, own_unseen = self ? unseen_kb(self) : 0;
+  for (int i = 0; i < seen_count; i++) {
+    struct seen *one = &seen[i];
+    struct job *job = job_of(one);
+    if (!job || job->init == one->pid) continue; /* the job's init shares our own memory */
+    struct total *total = &totals[job - jobs];
+    total->cpu_ns += one->cpu_ns;
+    int forked = job->spec.kind != KIND_EXEC; /* a fork of the zygote starts with its pages */
+    total->rss_kb += one->rss_kb > own * forked ? one->rss_kb - own * forked : 0;
+    total->threads += one->threads;
+    if (job->slot >= 0 || !job->spec.memory) continue;
+    one->kernel_kb = unseen_kb(one);
+    one->kernel_kb -= forked && one->kernel_kb > own_unseen ? own_unseen : 0;
+    total->kernel_kb += one->kernel_kb;
+  }
+}
+
+uint64_t watch_jobs(void) {
   static struct total totals[MAX_JOBS];
+  uint64_t started_ns = now_ns(), pause_ns = WATCH_EVERY_NS;
   memset(totals, 0, sizeof totals);
   scan();
-  struct seen *self = find(getpid());
-  uint64_t own = self ? self->rss_kb : 0;
-  for (int i = 0; i < seen_count; i++) {
-    struct job *job = job_of(&seen[i]);
-    if (!job || job->init == seen[i].pid) continue; /* the job's init shares our own memory */
-    struct total *total = &totals[job - jobs];
-    total->cpu_ns += seen[i].cpu_ns;
-    uint64_t shared = job->spec.kind == KIND_EXEC ? 0 : own; /* a fork of the zygote starts with its pages */
-    total->rss_kb += seen[i].rss_kb > shared ? seen[i].rss_kb - shared : 0;
-    total->threads += seen[i].threads;
-  }
+  add_up(totals);
+  look_closer();
   for (int i = 0; i < jobs_end; i++) {
     struct job *job = &jobs[i];
     if (!job->used || job->spec.kind == KIND_TRUSTED || job->ended) continue;
     if (totals[i].rss_kb > job->watched_peak_kb) job->watched_peak_kb = totals[i].rss_kb;
     job->watched_cpu_ns = totals[i].cpu_ns;
     if (totals[i].threads >= job->spec.processes) job->hits |= 4; /* seen at the limit: counts if it fails */
-    if (job->spec.memory && job->slot < 0 && totals[i].rss_kb * 1024 > job->spec.memory && really_over(job))
+    uint64_t used_kb = job->kernel_kb + (job->slot < 0 ? totals[i].rss_kb + totals[i].kernel_kb : 0);
+    if (job->slot < 0 && job->id && job->spec.memory) {
+      uint64_t room_kb = job->spec.memory / 1024 > used_kb ? job->spec.memory / 1024 - used_kb : 0;
+      if (room_kb * NS_A_KB < pause_ns) pause_ns = room_kb * NS_A_KB;
+    }
+    if (job->spec.memory && used_kb * 1024 > job->spec.memory && (job->slot >= 0 || really_over(job)))
       job_kill(job, ENDED_MEMORY);
     else if (job->spec.cpu_ns && totals[i].cpu_ns > job->spec.cpu_ns + job->cpu_base_ns) job_kill(job, ENDED_CPU);
   }
+  uint64_t took_ns = 2 * (now_ns() - started_ns), least_ns = took_ns > WATCH_SOONEST_NS ? took_ns : WATCH_SOONEST_NS;
+  if (pause_ns < least_ns) pause_ns = least_ns; /* to look sooner must not take more than a third of the time */
+  return pause_ns < WATCH_EVERY_NS ? pause_ns : WATCH_EVERY_NS;
 }
 
 int count_forks(struct job *job) {
