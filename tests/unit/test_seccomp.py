@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harena import errors
-from harena.backends.local import seccomp, syscalls
+from harena.backends.local import callpage, seccomp, syscalls
 from harena.backends.local.seccomp import Profile
 
 MACHINES = ("x86_64", "aarch64")
@@ -117,7 +117,8 @@ INTERNET_OPTIONS = {
 def prctl(profile: Profile, option: int, value: int) -> int:
     if option == 4:
         return allow_if(value == 1)
-    return allow_if(option in PRCTL or (profile is Profile.SESSION and option in PRCTL_OF_COMMANDS))
+    more = {Profile.SESSION: PRCTL_OF_COMMANDS, Profile.INTERPRETER: {24, 47}}.get(profile, set())
+    return allow_if(option in PRCTL | more)
 
 
 def socket_option(profile: Profile, level: int, option: int) -> int:
@@ -200,7 +201,8 @@ def test_memory_that_is_nobodys_is_out_of_reach_where_nothing_counts_it() -> Non
 def test_python_programs_do_without_what_only_commands_need(profile: Profile) -> None:
     of_programs = seccomp.policy(profile)
     of_commands = seccomp.policy(Profile.SESSION)
-    assert {name for name in of_commands if name not in of_programs} == set(OF_COMMANDS.split())
+    forks_itself = {"capset"} if profile is Profile.INTERPRETER else set[str]()
+    assert {name for name in of_commands if name not in of_programs} == set(OF_COMMANDS.split()) - forks_itself
 
 
 def test_debuggers_and_netlink_are_for_commands_that_ask() -> None:
@@ -375,6 +377,20 @@ def test_calls_always_allowed_are_decided_by_number_alone(machine: str, profile:
             reads: list[int] = []
             run(program, ARCH[machine], number, reads=reads)
             assert reads == [4, 0], name
+
+
+def test_the_page_is_what_the_policy_makes():
+    page = Path(__file__).parents[2] / "docs" / "system-calls.md"
+    assert page.read_text() == callpage.page(), "run `make calls`"
+
+
+@pytest.mark.parametrize("profile", list(Profile))
+def test_the_page_has_every_call_that_a_profile_allows(profile: Profile):
+    checked = set(" ".join(callpage.CONDITIONS).split())
+    words = set(callpage.page().replace("|", " ").split())
+    for name, action in seccomp.policy(profile).items():
+        assert name in words or action == seccomp.ENOSYS, name
+        assert isinstance(action, int) != (name in checked) or action == seccomp.EPERM, name
 
 
 SOCKET, OPENAT = (seccomp.policy(Profile.SESSION)[name] for name in ("socket", "openat"))

@@ -119,7 +119,7 @@ class LocalBox:
         finally:
             theirs.close()
         try:
-            _await_hello(ours, start_s, launch)
+            self._own_inodes = _await_hello(ours, start_s, launch)
             self.init = Channel(ours, f"box {self.id}", takes_fds=True)
             self._configure(self.init)
         except BaseException:
@@ -210,7 +210,10 @@ class LocalBox:
         paths = b"".join(os.fsencode(path) + b"\0" for path in plan.writable_paths(self.spec))
         body = (
             _filters(
-                forks=self._bwrap is None, counted=self._place.version != 0, allow=tuple(sorted(set(self.spec.allow)))
+                forks=self._bwrap is None,
+                counted=self._place.version != 0,
+                own_inodes=self._own_inodes,
+                allow=tuple(sorted(set(self.spec.allow))),
             )
             + bytes([self._place.version])
             + paths
@@ -264,8 +267,9 @@ def _launch(words: list[str], theirs: socket.socket) -> int:
         os.close(plan_fd)
 
 
-def _await_hello(sock: socket.socket, start_s: float, launch: bubblewrap.Launch | None) -> None:
-    """The launcher's first word: the box stands, or the step that this host does not allow."""
+def _await_hello(sock: socket.socket, start_s: float, launch: bubblewrap.Launch | None) -> bool:
+    """The launcher's first word: the box stands, or the step that this host does not allow. Returns whether the box
+    has inodes of its own for all that it only reads."""
     reader = wire.Reader()
     deadline = time.monotonic() + start_s
     while True:
@@ -281,7 +285,7 @@ def _await_hello(sock: socket.socket, start_s: float, launch: bubblewrap.Launch 
             if frame.op == wire.Op.ERROR:
                 raise refused(*wire.parse_error(frame.body))
             if frame.op == wire.Op.PONG:
-                return
+                return frame.body == b"\1"
             raise WireError("the launcher said something else than hello")
 
 
@@ -336,17 +340,14 @@ def _next_cpu() -> str:
 
 
 @functools.cache
-def _filters(*, forks: bool, counted: bool, allow: tuple[str, ...]) -> bytes:
-    def assemble(profile: seccomp.Profile, fork_flags: int | None = None) -> bytes:
-        return seccomp.assemble(profile, fork_flags=fork_flags, counted=counted, allow=allow)
+def _filters(*, forks: bool, counted: bool, own_inodes: bool, allow: tuple[str, ...]) -> bytes:
+    def assemble(profile: seccomp.Profile, fork_flags: int | None = None, allow: tuple[str, ...] = ()) -> bytes:
+        return seccomp.assemble(profile, fork_flags=fork_flags, counted=counted, own_inodes=own_inodes, allow=allow)
 
-    session = assemble(seccomp.Profile.SESSION)
     programs = (
-        session,
+        assemble(seccomp.Profile.SESSION, allow=allow),
         assemble(seccomp.Profile.PROGRAM),
-        assemble(seccomp.Profile.INTERPRETER, FORK_FLAGS)
-        if forks
-        else seccomp.assemble(seccomp.Profile.SESSION, counted=counted),
+        assemble(seccomp.Profile.INTERPRETER, FORK_FLAGS) if forks else assemble(seccomp.Profile.SESSION),
         assemble(seccomp.Profile.TALK),
     )
     return b"".join(wire.U32.pack(len(code)) + code for code in programs)

@@ -107,17 +107,14 @@ def translate(words: list[str]) -> Translation:
             case ["bind" | "link", _, target, *_] | ["dir", target, _] if target.startswith("/dev/"):
                 pass
             case ["tmpfs", target, options] if target in protected:
-                limits = dict(word.split("=") for word in options.split(","))
-                made.args += ["--size", "4096", "--perms", limits["mode"], "--tmpfs", target]
+                made.steps.append(("tmpfs", target, options))  # on top of an overlay that guest.py mounts
             case ["tmpfs", target, options]:
                 if not target.startswith("/dev/"):
                     made.args += ["--dir", target]
                 made.steps.append(("tmpfs", target, options))
                 places.append(target)
-            case ["ro", "/dev"]:
-                made.steps.append(("ro", "/dev", ""))
             case ["ro", target]:
-                made.args += ["--remount-ro", target]
+                made.steps.append(("ro", target, ""))
             case ["dir", target, mode]:
                 made.args += ["--perms", mode, "--dir", target]
             case ["link", text, target]:
@@ -129,6 +126,8 @@ def translate(words: list[str]) -> Translation:
                 found = f"{keeper.STAGE}/{len(made.sources)}" if staged else source
                 made.args += ["--bind" if mode == "rw" else "--ro-bind", found, target]
                 made.sources.append((source, mode))
+                if mode == "ro":
+                    made.steps.append(("cover", target, ""))
                 if any(target.startswith(place + "/") for place in places):
                     made.steps.append(("again", target, ""))
             case _:

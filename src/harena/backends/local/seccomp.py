@@ -71,48 +71,45 @@ def _high(arg: int) -> int:
     return _low(arg) + 4
 
 
-_EVERYBODY = """
-    access chdir chown close close_range copy_file_range dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate fchdir
-    fchown fchownat fdatasync fgetxattr flistxattr flock fremovexattr fsetxattr fstat fstatfs fsync ftruncate
-    futimesat getcwd getdents getdents64 getxattr getxattrat lchown lgetxattr link linkat listxattr listxattrat
-    llistxattr lremovexattr lseek lsetxattr lstat newfstatat pipe pipe2 pread64 preadv preadv2 pwrite64 pwritev
-    pwritev2 read readahead readlink readlinkat readv removexattr removexattrat rename renameat renameat2 rmdir
-    sendfile setxattr setxattrat splice stat statfs statx symlink symlinkat sync_file_range truncate umask unlink
-    unlinkat utime utimensat utimes write writev
-
-    brk membarrier memfd_create mincore mlock mlock2 mlockall mprotect mremap msync munlock munlockall munmap
-
-    arch_prctl execve execveat exit exit_group fork futex futex_requeue futex_wait futex_waitv futex_wake
-    get_robust_list getcpu getpgid getpgrp getpid getppid getpriority getrlimit getrusage getsid gettid ioprio_get
-    kill pidfd_open pidfd_send_signal restart_syscall rseq sched_get_priority_max
-    sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
-    sched_setaffinity sched_setparam sched_yield set_robust_list set_tid_address setpgid setpriority setrlimit setsid
-    tgkill tkill vfork wait4 waitid
-
-    alarm pause rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait
-    rt_tgsigqueueinfo sigaltstack signalfd signalfd4
-
-    clock_getres clock_gettime clock_nanosleep getitimer gettimeofday nanosleep setitimer time timer_create
-    timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime times
-
-    epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 inotify_add_watch
-    inotify_init inotify_init1 inotify_rm_watch poll ppoll pselect6 select
-
-    accept accept4 bind connect getpeername getsockname listen recvfrom recvmmsg recvmsg shutdown
-
-    capget getegid geteuid getgid getgroups getresgid getresuid getuid
-
-    getrandom sysinfo uname uprobe uretprobe
-"""
-# By paragraph: files; memory; processes and threads; signals; time; waiting; sockets; identity; the rest. uprobe and
-# uretprobe are made by the kernel's own trampolines when the host's administrator traces a library.
-#
+EVERYBODY: dict[str, str] = {
+    "files": """
+        access chdir chown close close_range copy_file_range dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate
+        fchdir fchown fchownat fdatasync fgetxattr flistxattr flock fremovexattr fsetxattr fstat fstatfs fsync ftruncate
+        futimesat getcwd getdents getdents64 getxattr getxattrat lchown lgetxattr link linkat listxattr listxattrat
+        llistxattr lremovexattr lseek lsetxattr lstat newfstatat pipe pipe2 pread64 preadv preadv2 pwrite64 pwritev
+        pwritev2 read readahead readlink readlinkat readv removexattr removexattrat rename renameat renameat2 rmdir
+        sendfile setxattr setxattrat splice stat statfs statx symlink symlinkat sync_file_range truncate umask unlink
+        unlinkat utime utimensat utimes write writev""",
+    "memory": """
+        brk membarrier memfd_create mincore mlock mlock2 mlockall mprotect mremap msync munlock munlockall munmap""",
+    "processes and threads": """
+        arch_prctl execve execveat exit exit_group fork futex futex_requeue futex_wait futex_waitv futex_wake
+        get_robust_list getcpu getpgid getpgrp getpid getppid getpriority getrlimit getrusage getsid gettid ioprio_get
+        kill pidfd_open pidfd_send_signal restart_syscall rseq sched_get_priority_max sched_get_priority_min
+        sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval sched_setaffinity
+        sched_setparam sched_yield set_robust_list set_tid_address setpgid setpriority setrlimit setsid tgkill tkill
+        vfork wait4 waitid""",
+    "signals": """
+        alarm pause rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend
+        rt_sigtimedwait rt_tgsigqueueinfo sigaltstack signalfd signalfd4""",
+    "time": """
+        clock_getres clock_gettime clock_nanosleep getitimer gettimeofday nanosleep setitimer time timer_create
+        timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime
+        times""",
+    "waiting": """
+        epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 inotify_add_watch
+        inotify_init inotify_init1 inotify_rm_watch poll ppoll pselect6 select""",
+    "sockets": "accept accept4 bind connect getpeername getsockname listen recvfrom recvmmsg recvmsg shutdown",
+    "identity": "capget getegid geteuid getgid getgroups getresgid getresuid getuid",
+    # uprobe and uretprobe are made by the kernel's own trampolines when the host's administrator traces a library.
+    "the rest": "getrandom sysinfo uname uprobe uretprobe",
+}
 # Left out though harmless-looking: vmsplice (pins pages across a fork: on kernels before 5.19 a child could read what
 # its zygote wrote later), io_setup and its kin (one system-wide quota, fs.aio-max-nr), sync and syncfs (flush the
 # host's disks; nobody sees sync() fail), sched_setattr (its arguments are behind a pointer), tee, process_madvise,
 # mseal, map_shadow_stack (nothing that was tried needs them), uselib and other fossils.
 
-_COMMANDS_ONLY: dict[str, str] = {
+COMMANDS_ONLY: dict[str, str] = {
     "get_mempolicy": "numactl, torch and the JVM ask which memory is near",
     "pkey_alloc pkey_free pkey_mprotect": "V8 guards the code it makes with protection keys",
     "ioprio_set": "ionice; a box's class is at most its host's",
@@ -126,7 +123,7 @@ _COMMANDS_ONLY: dict[str, str] = {
 }
 """What real software needs as a command, and Python programs do not, with the reason."""
 
-_MISSING = """
+MISSING = """
     clone3 openat2 cachestat file_getattr file_setattr lsm_get_self_attr lsm_list_modules lsm_set_self_attr
     seccomp landlock_create_ruleset landlock_add_rule
 """
@@ -134,7 +131,7 @@ _MISSING = """
 # and rules of a guest's own take kernel memory that the whole machine shares (compiled filters) or that only a cgroup
 # counts (rules), and whoever wants them knows how to do without.
 
-_NOBODYS = "memfd_create mq_open msgget semget shmget"
+NOBODYS = "memfd_create mq_open msgget semget shmget"
 # What these hold is in no process's resident memory, which is all that can be watched where no cgroup counts.
 
 _SETID = 0o6000
@@ -148,7 +145,7 @@ _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _STREAM_OR_DGRAM = (1, 2)
 _TCP_OR_UDP = (0, 6, 17)  # others (SCTP, MPTCP, UDP-Lite…) load modules into the host's kernel
 
-_PRCTL: dict[int, str] = {
+PRCTL: dict[int, str] = {
     1: "PR_SET_PDEATHSIG",
     2: "PR_GET_PDEATHSIG",
     3: "PR_GET_DUMPABLE",
@@ -167,7 +164,7 @@ _PRCTL: dict[int, str] = {
     42: "PR_GET_THP_DISABLE",
     0x41555856: "PR_GET_AUXV",
 }
-_PRCTL_OF_COMMANDS: dict[int, str] = {
+PRCTL_OF_COMMANDS: dict[int, str] = {
     7: "PR_GET_KEEPCAPS",
     8: "PR_SET_KEEPCAPS",
     27: "PR_GET_SECUREBITS",
@@ -178,8 +175,9 @@ _PRCTL_OF_COMMANDS: dict[int, str] = {
 }
 _PR_SET_DUMPABLE = 4  # only to 1: with 0 a process hides its memory from the watch
 _PR_SET_PTRACER = 0x59616D61
+_PR_GIVE_UP = (24, 47)  # PR_CAPBSET_DROP, PR_CAP_AMBIENT: a fork of the interpreter drops what its namespace gave it
 
-_TERMINALS: dict[int, str] = {
+TERMINALS: dict[int, str] = {
     0x5401: "TCGETS",
     0x5402: "TCSETS",
     0x5403: "TCSETSW",
@@ -213,7 +211,7 @@ _TERMINALS: dict[int, str] = {
     0x402C_542C: "TCSETSW2",
     0x402C_542D: "TCSETSF2",
 }
-_FILES_AND_INTERFACES: dict[int, str] = {
+FILES_AND_INTERFACES: dict[int, str] = {
     2: "FIGETBSZ",
     0x4004_9409: "FICLONE",
     0x4020_940D: "FICLONERANGE",
@@ -232,15 +230,13 @@ _FILES_AND_INTERFACES: dict[int, str] = {
     0x8933: "SIOCGIFINDEX",
 }
 
-_FCNTL: dict[int, str] = {
+FCNTL: dict[int, str] = {
     0: "F_DUPFD",
     1: "F_GETFD",
     2: "F_SETFD",
     3: "F_GETFL",
     4: "F_SETFL",
     5: "F_GETLK",
-    6: "F_SETLK",
-    7: "F_SETLKW",
     8: "F_SETOWN",
     9: "F_GETOWN",
     10: "F_SETSIG",
@@ -248,18 +244,17 @@ _FCNTL: dict[int, str] = {
     15: "F_SETOWN_EX",
     16: "F_GETOWN_EX",
     36: "F_OFD_GETLK",
-    37: "F_OFD_SETLK",
-    38: "F_OFD_SETLKW",
     1027: "F_DUPFD_QUERY",
     1030: "F_DUPFD_CLOEXEC",
     1032: "F_GETPIPE_SZ",
     1033: "F_ADD_SEALS",
     1034: "F_GET_SEALS",
 }
+LOCKING: dict[int, str] = {6: "F_SETLK", 7: "F_SETLKW", 37: "F_OFD_SETLK", 38: "F_OFD_SETLKW"}
 _F_SETPIPE_SZ = 1031  # a pipe of 1 MB that no process maps
 
 _SOL_SOCKET, _IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_IPV6 = 1, 0, 6, 41
-_SOCKET_OPTIONS: dict[int, str] = {
+SOCKET_OPTIONS: dict[int, str] = {
     2: "SO_REUSEADDR",
     3: "SO_TYPE",
     4: "SO_ERROR",
@@ -287,7 +282,7 @@ _SOCKET_OPTIONS: dict[int, str] = {
     38: "SO_PROTOCOL",
     39: "SO_DOMAIN",
 }
-_IP_OPTIONS: dict[int, str] = {
+IP_OPTIONS: dict[int, str] = {
     1: "IP_TOS",
     2: "IP_TTL",
     8: "IP_PKTINFO",
@@ -303,7 +298,7 @@ _IP_OPTIONS: dict[int, str] = {
     35: "IP_ADD_MEMBERSHIP",
     36: "IP_DROP_MEMBERSHIP",
 }
-_TCP_OPTIONS: dict[int, str] = {
+TCP_OPTIONS: dict[int, str] = {
     1: "TCP_NODELAY",
     2: "TCP_MAXSEG",
     3: "TCP_CORK",
@@ -321,7 +316,7 @@ _TCP_OPTIONS: dict[int, str] = {
     25: "TCP_NOTSENT_LOWAT",
     30: "TCP_FASTOPEN_CONNECT",
 }
-_IPV6_OPTIONS: dict[int, str] = {
+IPV6_OPTIONS: dict[int, str] = {
     16: "IPV6_UNICAST_HOPS",
     17: "IPV6_MULTICAST_IF",
     18: "IPV6_MULTICAST_HOPS",
@@ -410,35 +405,46 @@ def _socket_options(profile: Profile) -> Check:
     routing, TCP's upper-layer protocols."""
     known: Action = ENOPROTOOPT
     if profile not in (Profile.PROGRAM, Profile.TALK):
-        levels = ((_IPPROTO_IPV6, _IPV6_OPTIONS), (_IPPROTO_IP, _IP_OPTIONS), (_IPPROTO_TCP, _TCP_OPTIONS))
+        levels = ((_IPPROTO_IPV6, IPV6_OPTIONS), (_IPPROTO_IP, IP_OPTIONS), (_IPPROTO_TCP, TCP_OPTIONS))
         for level, options in levels:
             known = Check(_low(1), (level,), _only(2, options, ENOPROTOOPT), known)
-    return Check(_low(1), (_SOL_SOCKET,), _only(2, _SOCKET_OPTIONS, ENOPROTOOPT), known)
+    return Check(_low(1), (_SOL_SOCKET,), _only(2, SOCKET_OPTIONS, ENOPROTOOPT), known)
 
 
 def _prctl(profile: Profile, allow: Collection[str]) -> Check:
-    values = {*_PRCTL, *(_PRCTL_OF_COMMANDS if profile is Profile.SESSION else ())}
+    values = {*PRCTL, *(PRCTL_OF_COMMANDS if profile is Profile.SESSION else ())}
+    if profile is Profile.INTERPRETER:
+        values.update(_PR_GIVE_UP)
     if "ptrace" in allow and profile is Profile.SESSION:
         values.add(_PR_SET_PTRACER)
     return Check(_low(0), (_PR_SET_DUMPABLE,), _only(1, [1]), _only(0, values))
 
 
 def policy(
-    profile: Profile, fork_flags: int | None = None, *, counted: bool = True, allow: Collection[str] = ()
+    profile: Profile,
+    fork_flags: int | None = None,
+    *,
+    counted: bool = True,
+    own_inodes: bool = True,
+    allow: Collection[str] = (),
 ) -> dict[str, Action]:
     """What becomes of each call by name; a known one that is not here gets EPERM. `counted`: a cgroup counts memory
-    that belongs to no process; without one there must be no way to it. `allow`: what `Spec.allow`
+    that belongs to no process; without one there must be no way to it. `own_inodes`: what the box only reads are not
+    the host's inodes; else it may lock and watch nothing. `allow`: what `Spec.allow`
     names, for commands alone."""
     commands = profile is Profile.SESSION
-    actions: dict[str, Action] = dict.fromkeys(_EVERYBODY.split(), ALLOW)
+    actions: dict[str, Action] = dict.fromkeys(" ".join(EVERYBODY.values()).split(), ALLOW)
     if commands:
-        actions |= dict.fromkeys(" ".join(_COMMANDS_ONLY).split(), ALLOW)
-    actions |= dict.fromkeys(_MISSING.split(), ENOSYS)
+        actions |= dict.fromkeys(" ".join(COMMANDS_ONLY).split(), ALLOW)
+    actions |= dict.fromkeys(MISSING.split(), ENOSYS)
     if not counted:
-        actions |= dict.fromkeys(_NOBODYS.split(), ENOSYS)
+        actions |= dict.fromkeys(NOBODYS.split(), ENOSYS)
     actions |= _CHECKED
-    actions["fcntl"] = _only(1, [*_FCNTL, *([_F_SETPIPE_SZ] if counted else [])])
-    actions["ioctl"] = _only(1, [*_TERMINALS, *(_FILES_AND_INTERFACES if commands else ())])
+    commands_of_fcntl = [*FCNTL, *([_F_SETPIPE_SZ] if counted else ()), *(LOCKING if own_inodes else ())]
+    actions["fcntl"] = _only(1, commands_of_fcntl)
+    if not own_inodes:
+        actions |= {"flock": EPERM, "inotify_add_watch": EPERM}
+    actions["ioctl"] = _only(1, [*TERMINALS, *(FILES_AND_INTERFACES if commands else ())])
     actions["prctl"] = _prctl(profile, allow)
     actions["setsockopt"] = actions["getsockopt"] = _socket_options(profile)
     actions["socket"] = _socket(profile, allow)
@@ -449,6 +455,8 @@ def policy(
     actions["personality"] = _only(0, persona)
     if profile is Profile.TALK:
         actions["sched_setaffinity"] = EPERM
+    if profile is Profile.INTERPRETER:
+        actions["capset"] = ALLOW  # see _PR_GIVE_UP
     clone = _without(0, _CLONE_DENIED)
     actions["clone"] = clone
     if fork_flags is not None:
@@ -462,6 +470,7 @@ def assemble(
     *,
     fork_flags: int | None = None,
     counted: bool = True,
+    own_inodes: bool = True,
     allow: Collection[str] = (),
 ) -> bytes:
     """The filter as an array of struct sock_filter. `fork_flags` goes with Profile.INTERPRETER, and only with it."""
@@ -469,7 +478,7 @@ def assemble(
         raise ValueError("fork_flags goes with Profile.INTERPRETER, and only with it")
     if fork_flags is not None and not 0 < fork_flags <= WORD:
         raise ValueError(f"fork_flags={fork_flags:#x}: clone() takes 32 bits of flags")
-    return _assemble(profile, machine or _own_machine(), fork_flags, counted, frozenset(allow))
+    return _assemble(profile, machine or _own_machine(), fork_flags, counted, own_inodes, frozenset(allow))
 
 
 def _own_machine() -> str:
@@ -483,11 +492,13 @@ _ARCH_WORD, _NUMBER_WORD = 4, 0
 
 
 @functools.lru_cache
-def _assemble(profile: Profile, machine: str, fork_flags: int | None, counted: bool, allow: frozenset[str]) -> bytes:
+def _assemble(
+    profile: Profile, machine: str, fork_flags: int | None, counted: bool, own_inodes: bool, allow: frozenset[str]
+) -> bytes:
     if machine not in syscalls.NUMBERS:
         known = " or ".join(syscalls.NUMBERS)
         raise IsolationUnavailable(f"no seccomp filter for a {machine} machine", fix=f"use a 64-bit {known} host")
-    actions = policy(profile, fork_flags, counted=counted, allow=allow)
+    actions = policy(profile, fork_flags, counted=counted, own_inodes=own_inodes, allow=allow)
     names = {number: name for name, number in syscalls.NUMBERS[machine].items()}
     by_number = [actions.get(names[n], EPERM) if n in names else ENOSYS for n in range(max(names) + 1)]
     assembler = Assembler()

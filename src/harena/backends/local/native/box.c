@@ -144,7 +144,11 @@ static void attach_source(int source, int is_tree, const char *path) {
   if (mount(link, path, NULL, MS_BIND | MS_REC, NULL)) die("bind", path);
 }
 
-static void bind_source(int source, int is_tree, const char *path, const char *mode) {
+static void cover_folder(const char *path);
+static int cover_file(int source, int parent, const char *name, const char *path);
+static int shares_inodes, parents[MAX_BINDS]; /* the folders of sources that are files */
+
+static void bind_source(int source, int is_tree, const char *path, const char *mode, int parent, const char *name) {
   struct stat info;
   if (fstat(source, &info)) die("look at the source of", path);
   if (S_ISDIR(info.st_mode)) {
@@ -154,12 +158,129 @@ static void bind_source(int source, int is_tree, const char *path, const char *m
     if (fd < 0) die("make the file", path);
     close(fd);
   }
-  attach_source(source, is_tree, path);
+  int file = S_ISREG(info.st_mode) && !strcmp(mode, "ro");
+  int covered = file ? cover_file(source, parent, name, path) : -1;
+  if (covered > 0) return; /* a copy, on the box's root */
+  if (covered < 0) attach_source(source, is_tree, path);
+  if (covered < 0 && file) shares_inodes = 1;
   struct attributes attributes = {.set = ATTR_NOSUID};
   if (strcmp(mode, "dev")) attributes.set |= ATTR_NODEV;
   if (!strcmp(mode, "ro")) attributes.set |= ATTR_RDONLY;
   if (syscall(SYS_mount_setattr, AT_FDCWD, path, 0x8000 /* AT_RECURSIVE */, &attributes, sizeof attributes))
     die("protect (mount_setattr, Linux 5.12)", path);
+  if (S_ISDIR(info.st_mode) && !strcmp(mode, "ro")) cover_folder(path);
+}
+
+/* ---- inodes of its own ----
+ * Locks, leases and watches belong to an inode. A guest that locks a file of the host's /usr slows down whoever opens it
+ * there, and one that watches it learns what is executed. An overlay of a read-only folder has inodes of its own in front of
+ * the same pages. Where there can be none (a mount inside the folder, a kernel that refuses), the host is told, and lets
+ * the box lock and watch nothing. Devices and writable mounts are the host's in any case. */
+
+#define NOTHING ROOT "/.harena/nothing" /* an overlay needs a second layer, and needs it as long as it lives */
+#define COPY_MOST (1 << 20)
+
+static struct stage {
+  dev_t dev;
+  ino_t ino;
+  char path[64];
+} stages[64];
+static int stage_count;
+
+static int overlay(int lower, const char *path) {
+  char options[128];
+  snprintf(options, sizeof options, "lowerdir=/proc/self/fd/%d:%s", lower, NOTHING);
+  return mount("overlay", path, "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, options);
+}
+
+static int has_mounts_below(const char *path) {
+  static char *table;
+  static size_t room;
+  FILE *file = fopen("/proc/self/mountinfo", "re");
+  size_t length = strlen(path);
+  int found = !file;
+  while (file && !found && getline(&table, &room, file) > 0) {
+    char *at = table;
+    for (int field = 0; at && field < 4; field++) at = strchr(at, ' ') ? strchr(at, ' ') + 1 : NULL;
+    found = at && !strncmp(at, path, length) && at[length] == '/';
+  }
+  if (file) fclose(file);
+  return found;
+}
+
+static void cover_folder(const char *path) {
+  int lower = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (lower < 0 || has_mounts_below(path) || overlay(lower, path)) shares_inodes = 1;
+  if (lower >= 0) close(lower);
+}
+
+/* An overlay of the folder that the file lies in; NULL where there can be none. */
+static const struct stage *stage_of(int parent) {
+  struct stat info;
+  if (parent < 0 || fstat(parent, &info)) return NULL;
+  for (int i = 0; i < stage_count; i++)
+    if (stages[i].dev == info.st_dev && stages[i].ino == info.st_ino) return *stages[i].path ? &stages[i] : NULL;
+  if (stage_count == sizeof stages / sizeof *stages) return NULL;
+  struct stage *stage = &stages[stage_count];
+  *stage = (struct stage){info.st_dev, info.st_ino, ""};
+  snprintf(stage->path, sizeof stage->path, ROOT "/.stage%d", stage_count++);
+  if (mkdir(stage->path, 0700) || overlay(parent, stage->path)) *stage->path = 0;
+  return *stage->path ? stage : NULL;
+}
+
+static int same_file(const struct stat *a, const struct stat *b) { /* the overlay has a device number of its own */
+  return a->st_ino == b->st_ino && a->st_size == b->st_size && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+static int copy_file(int source, off_t size, const char *path) {
+  char link[64], chunk[1 << 14];
+  ssize_t got = -1;
+  snprintf(link, sizeof link, "/proc/self/fd/%d", source);
+  int from = size > COPY_MOST ? -1 : open(link, O_RDONLY | O_CLOEXEC), to = from < 0 ? -1 : open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+  while (to >= 0 && (got = read(from, chunk, sizeof chunk)) > 0)
+    if (write(to, chunk, got) != got) got = -1;
+  if (from >= 0) close(from);
+  if (to >= 0) close(to);
+  return got ? -1 : 0;
+}
+
+/* Shows a file with an inode of its own. `path` is there, and empty. */
+static int cover_file(int source, int parent, const char *name, const char *path) {
+  char staged[4200];
+  struct stat theirs, ours;
+  if (fstat(source, &theirs)) return -1;
+  const struct stage *stage = stage_of(parent);
+  const char *last = strrchr(name, '/');
+  snprintf(staged, sizeof staged, "%s/%s", stage ? stage->path : "", last ? last + 1 : name);
+  if (stage && !lstat(staged, &ours) && S_ISREG(ours.st_mode) && same_file(&theirs, &ours))
+    return mount(staged, path, NULL, MS_BIND, NULL);
+  return copy_file(source, theirs.st_size, path) || chmod(path, theirs.st_mode & 0755) ? -1 : 1;
+}
+
+static void open_parents(void) {
+  char folder[4200];
+  for (int at = 0, bind = 0; at < word_count; at = next_step(at)) {
+    struct stat info;
+    if (strcmp(words[at], "bind")) continue;
+    parents[bind] = -1;
+    if (!strcmp(words[at + 3], "ro") && !fstat(sources[bind], &info) && S_ISREG(info.st_mode)) {
+      snprintf(folder, sizeof folder, "%s", words[at + 1]);
+      char *end = strrchr(folder, '/');
+      if (end) *end = 0;
+      parents[bind] = open(end == folder ? "/" : folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    }
+    bind++;
+  }
+}
+
+static void clear_stages(void) {
+  for (int i = 0; i < stage_count; i++) {
+    if (*stages[i].path && umount2(stages[i].path, MNT_DETACH)) die("unmount", stages[i].path);
+    snprintf(stages[i].path, sizeof stages[i].path, ROOT "/.stage%d", i);
+    if (rmdir(stages[i].path)) die("remove", stages[i].path);
+  }
+  for (int i = 0; i < source_count; i++)
+    if (parents[i] >= 0) close(parents[i]);
 }
 
 static void write_text(const char *path, const char *text) {
@@ -186,7 +307,7 @@ static void carry_out(int at, int *bound) {
   const char *path = inside(!strcmp(verb, "bind") || !strcmp(verb, "link") ? second : first);
   make_parents(path);
   if (!strcmp(verb, "bind")) {
-    bind_source(sources[*bound], trees[*bound] >= 0, path, words[at + 3]);
+    bind_source(sources[*bound], trees[*bound] >= 0, path, words[at + 3], parents[*bound], words[at + 1]);
     (*bound)++;
   }
   else if (!strcmp(verb, "link")) {
@@ -211,13 +332,16 @@ static void build_root(void) {
   int bound = 0;
   if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) die("detach the mounts", "");
   open_sources();
+  open_parents();
   if (outer_uid && (setgroups(0, NULL) || setresgid(GUEST_ID, GUEST_ID, GUEST_ID) || setresuid(GUEST_ID, GUEST_ID, GUEST_ID)))
     die("become the guest's user", "");
   if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) die("stay readable to itself", "");
   umask(0);
-  if (mount("tmpfs", ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=4m,mode=755")) die("mount the root", "");
+  if (mount("tmpfs", ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=32m,mode=755")) die("mount the root", "");
+  if (mkdir(ROOT "/.harena", 0755) || mkdir(NOTHING, 0555)) die("make the folder", NOTHING);
   for (int at = 0; at < word_count; at = next_step(at)) carry_out(at, &bound);
   for (int i = 0; i < source_count; i++) close(sources[i]);
+  clear_stages();
   if (chdir(ROOT) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) die("change the root", "");
   protect("/");
   umask(022);
@@ -280,7 +404,10 @@ static int init_box(int go) {
     if (null != fd) close(null);
   }
   if (stay_on_cpu(sched_getcpu())) die("stay on a processor", "");
-  struct head hello = {MAGIC, OP_PONG, 0, 0, 0};
+  struct __attribute__((packed)) {
+    struct head head;
+    char own_inodes;
+  } hello = {{MAGIC, OP_PONG, 0, 0, 1}, !shares_inodes};
   if (send(box_control, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) return 1;
   serve(box_control, NULL);
   return 0;
