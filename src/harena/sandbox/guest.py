@@ -889,7 +889,7 @@ ENDED_SELF, ENDED_WALL, ENDED_CPU, ENDED_MEMORY, ENDED_OUTPUT, ENDED_HOST = rang
 GUEST_ID, MAX_JOBS, LEFT_BYTES = 1000, 128, 8 << 20
 START_S, WATCH_NS, WATCH_IDLE_NS = 20, 20_000_000, 100_000_000
 THREAD_KB, OBJECT_BYTES, INODE_BYTES, MAPPING_BYTES = 24, 256, 1280, 320
-LOCKS_MOST, LOOK_CLOSER_KB, LOOK_S = 8192, 8192, 0.05
+LOCKS_MOST, LOOK_CLOSER_KB, LOOK_S, SOCKETS_FEW = 8192, 8192, 0.05, 64
 NEWNS, NEWIPC, NEWUSER, NEWPID, PARENT = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x8000
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC = 1, 2, 4, 8, 32, 4096, 16384
 WALL = 0x40000000  # wait for every kind of child
@@ -1314,7 +1314,7 @@ class Job:
         self.give = memoryview(b"")
         self.written = self.answered = self.records = self.ended = self.hits = self.exec_errno = 0
         self.cpu_base, self.unread, self.record_size, self.record_left, self.record_head = None, bytearray(), 0, 0, b""
-        self.started = self.deadline = self.peak_kb = self.cpu_ns = self.kernel_kb = self.slabs_kb = 0
+        self.started = self.deadline = self.peak_kb = self.cpu_ns = self.kernel_kb = self.slabs_kb = self.sockets_kb = 0
         self.said = None  # the wait status that a program announced before it ended
 
 
@@ -1798,6 +1798,7 @@ class Loop:
                 for number, value in enumerate((cpu_ns, max(0, rss_kb - shared), threads)):
                     totals[job][number] += value
         self.look_closer(members)
+        self.watch_sockets(members)
         idle = True
         for job, (cpu_ns, rss_kb, threads) in totals.items():
             if job.spec.kind == TRUSTED or job.ended:
@@ -1806,11 +1807,12 @@ class Loop:
             job.peak_kb, job.cpu_ns = max(job.peak_kb, rss_kb), cpu_ns
             if threads >= job.spec.processes:
                 job.hits |= 4
-            used_kb = job.kernel_kb + (0 if job.slot else rss_kb + sum(unseen for _, _, unseen in members[job]))
+            kernel_kb = job.kernel_kb + job.sockets_kb
+            used_kb = kernel_kb + (0 if job.slot else rss_kb + sum(unseen for _, _, unseen in members[job]))
             if (
                 job.spec.memory
                 and used_kb * 1024 > job.spec.memory
-                and (job.slot or job.spec.memory < 1024 * (job.kernel_kb + share_kb(members[job])))
+                and (job.slot or job.spec.memory < 1024 * (kernel_kb + share_kb(members[job])))
             ):
                 self.kill(job, ENDED_MEMORY)
             elif job.spec.cpu_ns and cpu_ns > job.spec.cpu_ns + (job.cpu_base or 0):
@@ -1833,6 +1835,26 @@ class Loop:
                 return None
             pid = entry[0]
         return None
+
+    @staticmethod
+    def watch_sockets(members):
+        """The buffers of sockets, where no cgroup counts them: see native/watch.c."""
+        watched = [job for job in members if not job.slot and job.spec.memory and job.spec.kind != TRUSTED]
+        for job in watched:
+            job.sockets_kb = 0
+        if not watched or number_after(b"used ", "/proc/self/net/sockstat") < SOCKETS_FEW:
+            return
+        held = buffered_kb()
+        for job in watched if held else ():
+            for place, _, _ in members[job]:
+                names = listed(f"/proc/{place}/fd")
+                if names is None:
+                    job.sockets_kb += sum(held.values())
+                for name in names or ():
+                    try:
+                        job.sockets_kb += held.pop(os.readlink(f"/proc/{place}/fd/{name}"), 0)
+                    except OSError:
+                        pass
 
     def look_closer(self, members):
         """What only descriptors and mappings show, when the machine's slabs have grown: see native/watch.c."""
@@ -1866,6 +1888,39 @@ def look_at(pid):
     elif fields[0] == b"Z":
         threads = 0
     return int(fields[1]), used_ns + reaped_ns, pages * PAGE_KB, threads, reaped_ns, place
+
+
+def buffered_kb():
+    """What the sockets of this network namespace hold, by the name that descriptors have of them."""
+    import _socket
+
+    held = {}
+    unix = struct.pack("<BBHIIIII", 1, 0, 0, 0xFFFFFFFF, 0, 1 << 5, 0, 0)
+    inet = [struct.pack("<BBBxI48x", family, kind, 1 << 6, 0xFFFFFFFF) for family in (2, 10) for kind in (6, 17)]
+    sock = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, 4)
+    try:
+        for request, size, inode_at, attribute in [(unix, 16, 4, 5), *((one, 72, 68, 7) for one in inet)]:
+            sock.send(struct.pack("<IHHII", 16 + len(request), 20, 0x301, 0, 0) + request)
+            more = True
+            while more:
+                data, at = sock.recv(1 << 16), 0
+                while at < len(data):
+                    length, kind = struct.unpack_from("<IH", data, at)
+                    more = kind not in (2, 3)
+                    if not more:
+                        break
+                    (inode,) = U32.unpack_from(data, at + 16 + inode_at)
+                    here = at + 16 + size
+                    while here + 4 <= at + length:
+                        long, name = struct.unpack_from("<HH", data, here)
+                        if name == attribute and long >= 4 + 24:
+                            words = struct.unpack_from("<6I", data, here + 4)
+                            held[f"socket:[{inode}]"] = (words[0] + words[2] + words[5]) // 1024
+                        here += max(4, long + 3 & ~3)
+                    at += length + 3 & ~3
+    finally:
+        sock.close()
+    return held
 
 
 def listed(path):

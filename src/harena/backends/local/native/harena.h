@@ -194,6 +194,7 @@ struct job {
   pid_t main_outside; /* its main process as we number it, where known */
   uint64_t watched_peak_kb, watched_cpu_ns;
   uint64_t kernel_kb; /* of the kernel's own memory, when last looked at: see watch.c */
+  uint64_t sockets_kb; /* in the buffers of its sockets */
   uint64_t slabs_kb;  /* of the whole machine, when the job was first seen */
   /* written by the job's init, which shares our memory */
   volatile int ready, go, main_pid, wstatus, exec_errno, failed_errno;

@@ -3,6 +3,12 @@
  * the worst it can be: a guest chooses what can be read of it. */
 #include "harena.h"
 #include <dirent.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <linux/sock_diag.h>
+#include <linux/unix_diag.h>
+#include <netinet/in.h>
 
 /* What the kernel keeps for a guest and no resident memory shows; each a little more than it is on x86-64. */
 #define THREAD_KB 24     /* stack and descriptor */
@@ -12,6 +18,7 @@
 #define LOCKS_MOST 8192     /* of files, by one job; not even a cgroup counts them */
 #define LOOK_CLOSER_KB 8192 /* when the kernel's own memory, of the whole machine, has grown by this */
 #define LOOK_NS 50000000ull /* and for this long */
+#define SOCKETS_FEW 64 /* of a box: they hold some 200 KB each at most */
 
 #define WATCH_SOONEST_NS 5000000ull
 #define NS_A_KB 250ull /* as fast as memory can be taken */
@@ -170,7 +177,7 @@ static uint64_t unseen_kb(const struct seen *one) {
 
 /* Resident pages count once for each process that shares them: before that is held against a job, look closer. */
 static int really_over(const struct job *job) {
-  uint64_t total = job->kernel_kb;
+  uint64_t total = job->kernel_kb + job->sockets_kb;
   for (int i = 0; i < seen_count && total * 1024 <= job->spec.memory; i++)
     if (seen[i].pid != job->init && job_of(&seen[i]) == job) total += seen[i].kernel_kb + proportional_kb(&seen[i]);
   return total * 1024 > job->spec.memory;
@@ -246,6 +253,110 @@ static uint64_t held_kb(const struct job *job, uint64_t grown_kb) {
   return held.hidden && (!counted || held.locks) && grown_kb > kb ? grown_kb : kb;
 }
 
+/* ---- the buffers of sockets: the kernel tells them for the network namespace that a box's jobs share ---- */
+
+struct buffered {
+  uint32_t inode, kb;
+};
+static struct buffered *buffered;
+static size_t buffered_count, buffered_room;
+
+static int by_inode(const void *a, const void *b) {
+  uint32_t x = ((const struct buffered *)a)->inode, y = ((const struct buffered *)b)->inode;
+  return x < y ? -1 : x > y;
+}
+
+static void add_buffered(uint32_t inode, const struct rtattr *at, int length, int kind) {
+  for (; RTA_OK(at, length); at = RTA_NEXT(at, length)) {
+    if (at->rta_type != kind || RTA_PAYLOAD(at) < (SK_MEMINFO_WMEM_QUEUED + 1) * sizeof(uint32_t)) continue;
+    const uint32_t *memory = RTA_DATA(at);
+    uint32_t kb = (memory[SK_MEMINFO_RMEM_ALLOC] + memory[SK_MEMINFO_WMEM_ALLOC] + memory[SK_MEMINFO_WMEM_QUEUED]) / 1024;
+    if (!kb) return;
+    if (buffered_count == buffered_room) {
+      struct buffered *grown = realloc(buffered, (buffered_room + 256) * sizeof *buffered);
+      if (!grown) return;
+      buffered = grown;
+      buffered_room += 256;
+    }
+    buffered[buffered_count++] = (struct buffered){inode, kb};
+  }
+}
+
+/* Asks for all sockets of a family; `request` is a struct of the family. */
+static void ask_sockets(int fd, int family, const void *request, size_t size) {
+  static char room[1 << 15];
+  struct nlmsghdr head = {.nlmsg_len = sizeof head + size, .nlmsg_type = SOCK_DIAG_BY_FAMILY, .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP};
+  struct iovec parts[2] = {{&head, sizeof head}, {(void *)request, size}};
+  struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+  if (sendmsg(fd, &message, 0) < 0) return;
+  for (ssize_t got; (got = recv(fd, room, sizeof room, 0)) > 0;)
+    for (struct nlmsghdr *one = (void *)room; NLMSG_OK(one, got); one = NLMSG_NEXT(one, got)) {
+      if (one->nlmsg_type == NLMSG_DONE || one->nlmsg_type == NLMSG_ERROR) return;
+      if (family == AF_UNIX) {
+        struct unix_diag_msg *socket = NLMSG_DATA(one);
+        add_buffered(socket->udiag_ino, (void *)(socket + 1), NLMSG_PAYLOAD(one, sizeof *socket), UNIX_DIAG_MEMINFO);
+      } else {
+        struct inet_diag_msg *socket = NLMSG_DATA(one);
+        add_buffered(socket->idiag_inode, (void *)(socket + 1), NLMSG_PAYLOAD(one, sizeof *socket), INET_DIAG_SKMEMINFO);
+      }
+    }
+}
+
+static uint64_t look_at_sockets(void) {
+  buffered_count = 0;
+  int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
+  if (fd < 0) return 0;
+  struct unix_diag_req local = {.sdiag_family = AF_UNIX, .udiag_states = ~0u, .udiag_show = UDIAG_SHOW_MEMINFO};
+  ask_sockets(fd, AF_UNIX, &local, sizeof local);
+  for (int i = 0; i < 4; i++) {
+    struct inet_diag_req_v2 other = {.sdiag_family = i & 1 ? AF_INET6 : AF_INET, .sdiag_protocol = i & 2 ? IPPROTO_UDP : IPPROTO_TCP,
+                                     .idiag_ext = 1 << (INET_DIAG_SKMEMINFO - 1), .idiag_states = ~0u};
+    ask_sockets(fd, AF_INET, &other, sizeof other);
+  }
+  close(fd);
+  qsort(buffered, buffered_count, sizeof *buffered, by_inode);
+  uint64_t kb = 0;
+  for (size_t i = 0; i < buffered_count; i++) kb += buffered[i].kb;
+  return kb;
+}
+
+/* Of the sockets that a process holds. Each counts once: what two processes share is the first one's. */
+static uint64_t socket_kb(const char *place, uint64_t all_kb) {
+  char path[96], link[64];
+  uint64_t kb = 0;
+  snprintf(path, sizeof path, "/proc/%s/fd", place);
+  DIR *folder = opendir(path);
+  if (!folder) return errno == ENOENT || errno == ESRCH ? 0 : all_kb;
+  for (struct dirent *entry; (entry = readdir(folder));) {
+    struct buffered key = {0}, *found;
+    ssize_t length = readlinkat(dirfd(folder), entry->d_name, link, sizeof link - 1);
+    if (length <= 0) continue;
+    link[length] = 0;
+    if (sscanf(link, "socket:[%u]", &key.inode) != 1) continue;
+    found = buffered_count ? bsearch(&key, buffered, buffered_count, sizeof *buffered, by_inode) : NULL;
+    if (found) kb += found->kb, found->kb = 0;
+  }
+  closedir(folder);
+  return kb;
+}
+
+/* Sockets that are used are many before they hold much. */
+static void watch_sockets(void) {
+  char text[512];
+  int uncounted = 0;
+  for (int i = 0; i < jobs_end; i++) {
+    struct job *job = &jobs[i];
+    if (job->used) job->sockets_kb = 0;
+    uncounted |= job->used && job->id && job->slot < 0 && job->spec.memory && job->spec.kind != KIND_TRUSTED && !job->ended;
+  }
+  if (!uncounted || read_text("self/net", "sockstat", text, sizeof text) <= 0 || number_after(text, "used ") < SOCKETS_FEW) return;
+  uint64_t all_kb = look_at_sockets();
+  for (int i = 0; all_kb && i < seen_count; i++) {
+    struct job *job = job_of(&seen[i]);
+    if (job && job->slot < 0 && job->init != seen[i].pid) job->sockets_kb += socket_kb(seen[i].place, all_kb);
+  }
+}
+
 /* Those are slow to look at: only when the machine's slabs have grown. */
 static void look_closer(void) {
   static uint64_t level_kb;
@@ -293,13 +404,14 @@ uint64_t watch_jobs(void) {
   scan();
   add_up(totals);
   look_closer();
+  watch_sockets();
   for (int i = 0; i < jobs_end; i++) {
     struct job *job = &jobs[i];
     if (!job->used || job->spec.kind == KIND_TRUSTED || job->ended) continue;
     if (totals[i].rss_kb > job->watched_peak_kb) job->watched_peak_kb = totals[i].rss_kb;
     job->watched_cpu_ns = totals[i].cpu_ns;
     if (totals[i].threads >= job->spec.processes) job->hits |= 4; /* seen at the limit: counts if it fails */
-    uint64_t used_kb = job->kernel_kb + (job->slot < 0 ? totals[i].rss_kb + totals[i].kernel_kb : 0);
+    uint64_t used_kb = job->kernel_kb + (job->slot < 0 ? totals[i].rss_kb + totals[i].kernel_kb + job->sockets_kb : 0);
     if (job->slot < 0 && job->id && job->spec.memory) {
       uint64_t room_kb = job->spec.memory / 1024 > used_kb ? job->spec.memory / 1024 - used_kb : 0;
       if (room_kb * NS_A_KB < pause_ns) pause_ns = room_kb * NS_A_KB;
