@@ -409,11 +409,16 @@ def test_everything_of_a_plan_is_translated() -> None:
     made = bubblewrap.translate([*words, *told])
     assert made.told == told
     assert made.args[-2:] == ["--remount-ro", "/"]
-    assert [step[:2] for step in made.steps if step[0] == "tmpfs"] == [
+    covered = [step[1] for step in made.steps if step[0] == "cover"]
+    assert covered[0] == "/usr"
+    assert covered[-1] == f"{plan.AGENT}/guest.py"
+    tmpfs = [step[:2] for step in made.steps if step[0] == "tmpfs"]
+    assert tmpfs[-3:] == [
         ("tmpfs", "/dev/shm"),
         ("tmpfs", "/tmp"),
         ("tmpfs", "/workspace"),
     ]
+    assert all(any(folder.startswith(f"{place}/") for place in covered) for _, folder in tmpfs[:-3])
     assert "/usr" in bubblewrap.translate(["bind", "/usr", "/usr", "ro"]).args
     assert "/tmp/0" in bubblewrap.translate(["bind", "/usr", "/usr", "ro", "uid", "1879048192"]).args
     with pytest.raises(ValueError, match="a plan with 'surprise'"):
