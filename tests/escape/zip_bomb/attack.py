@@ -2,4 +2,5 @@ import zlib
 
 packer = zlib.compressobj(1)
 bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(256)) + packer.flush()
-print("ESCAPED:", len(zlib.decompress(bomb)))
+size = len(zlib.decompress(bomb))
+print("ESCAPED:", size)
