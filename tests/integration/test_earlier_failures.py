@@ -11,6 +11,7 @@ import pytest
 from leaks import new_marker, settle, with_marker
 
 from harena import Limits, Sandbox, SandboxPool, Verdict
+from harena.sandbox import wire
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +113,18 @@ def test_infinite_loops_do_not_cost_their_timeouts_in_a_row(pool: SandboxPool) -
     assert {number for number, result in enumerate(results) if result.verdict is Verdict.TIME} == loops
     assert all(result.stdout == b"%d\n" % number for number, result in enumerate(results) if number not in loops)
     assert took < 26 / 4
+
+
+@pytest.mark.timeout(120)
+def test_a_box_that_waits_to_be_read_can_be_written_to() -> None:
+    """Output that nobody waits for fills the socket; a long request behind it must not wait for ever."""
+    limits = Limits(output_bytes=20_000_000)
+    with Sandbox() as box:
+        channel = box._core.box.init  # pyright: ignore[reportPrivateUsage]
+        argv = ["head", "-c", "10000000", "/dev/zero"]
+        spawn = box._command(argv, None, None, limits, wire.Flag.CAPTURE)  # pyright: ignore[reportPrivateUsage]
+        id = channel.post(wire.Op.SPAWN, spawn.encode(), room=spawn.room)
+        assert box.exec(["wc", "-c"], stdin=bytes(5_000_000)).stdout.strip() == b"5000000"
+        frame = channel.wait(id, 60)
+        assert len(wire.parse_done(frame.body, frame.earlier).stdout) == 10_000_000
+        channel.forget(id)

@@ -90,6 +90,14 @@ def test_output_longer_than_any_message_spoils_no_batch(pool: SandboxPool, group
     assert [(result.ok, len(result.stdout)) for result in results] == [(True, 2), (True, 70_000_000), (True, 2)]
 
 
+@pytest.mark.timeout(120)
+def test_large_programs_with_large_output_do_not_wait_for_each_other(pool: SandboxPool) -> None:
+    """The box writes while the host does: neither may wait for the other to read."""
+    source = f"text = {'y' * 1_500_000!r}\nprint(end='z' * 2_000_000)\n"
+    results = pool.map([source] * 12, limits=Limits(output_bytes=4_000_000))
+    assert [(result.ok, len(result.stdout)) for result in results] == [(True, 2_000_000)] * 12
+
+
 @both
 def test_one_bad_program_never_spoils_another(pool: SandboxPool, group: int | None) -> None:
     programs = [source for bad in BAD for source in (f"print({len(bad)})", bad)]

@@ -23,6 +23,8 @@ from harena.sandbox import owner, wire
 READ_BYTES = 1 << 16  # a larger one is mapped and unmapped by malloc for each read
 MAX_ANSWERS = 4
 """Kept for one request; none has more than three."""
+NOBODY = -1
+"""No request has this id."""
 TICK_S = 1.0
 """How often a blocked read looks at its deadline."""
 
@@ -92,14 +94,39 @@ class Channel:
                 self._outputs[id] = wire.Output(room)
         try:
             with self._send_lock:
-                if fds:
-                    wire.send_with_fds(self._sock, data, fds)
-                else:
-                    self._sock.sendall(data)
-        except OSError as error:
+                self._send(data, fds)
+        except (OSError, WireError) as error:
             self._fail(error)
             self._check()
         return id
+
+    def _send(self, data: bytes, fds: tuple[int, ...]) -> None:
+        view, rights = memoryview(data), wire.rights(fds)
+        while view:
+            try:
+                view = view[self._sock.sendmsg([view], rights, socket.MSG_DONTWAIT) :]
+                rights = []
+            except BlockingIOError:
+                self._make_room()
+
+    def _make_room(self) -> None:
+        """Waits until the box may read on. While it waits for us to read, it does not; so where nobody reads, we do."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN | select.POLLOUT)
+        ready = poll.poll(TICK_S * 1000)
+        if any(event & select.POLLOUT for _, event in ready) or not ready:
+            return
+        with self._changed:
+            if self._reading:
+                self._changed.wait(0.01)
+                return
+            self._reading = True
+        try:
+            self._read_once(NOBODY)
+        finally:
+            with self._changed:
+                self._reading = False
+                self._changed.notify_all()
 
     def tell(self, op: int, body: bytes) -> None:
         """A request whose answer nobody wants."""

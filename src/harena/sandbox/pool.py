@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import os
 import select
+import socket
 import struct
 import threading
 import time
@@ -66,6 +67,7 @@ class _Worker:
     reader: wire.Reader = field(default_factory=lambda: wire.Reader(wire.MAX_REPORT))
     running: dict[int, _Task] = field(default_factory=dict[int, _Task])
     outputs: dict[int, wire.Output] = field(default_factory=dict[int, wire.Output])
+    unsent: memoryview = field(default_factory=lambda: memoryview(b""))
     next_id: int = 1 << 20  # apart from the ids of the box's own channel
 
     def stragglers(self, now: float) -> int:
@@ -344,11 +346,15 @@ class _Batch:
                 for fd, worker in list(workers.items()):
                     try:
                         self._feed(worker)
+                        poll.modify(fd, select.POLLIN | (select.POLLOUT if worker.unsent else 0))
                     except OSError:
                         self._lose(workers, poll, fd)
-                for fd, _ in poll.poll(self._patience_ms(workers.values())):
+                for fd, events in poll.poll(self._patience_ms(workers.values())):
                     try:
-                        self._collect(workers[fd])
+                        if events & select.POLLOUT:
+                            self._send(workers[fd])
+                        if events & ~select.POLLOUT:
+                            self._collect(workers[fd])
                     except (OSError, WireError):
                         self._lose(workers, poll, fd)
         except BaseException:
@@ -368,7 +374,7 @@ class _Batch:
 
     def _feed(self, worker: _Worker) -> None:
         now = time.monotonic()
-        while self._todo:
+        while self._todo and not worker.unsent:
             slow = worker.stragglers(now)
             if slow > self._pool.stragglers or len(worker.running) - slow >= IN_FLIGHT:
                 return
@@ -381,7 +387,16 @@ class _Batch:
             worker.running[worker.next_id] = task
             spawn = self._spawn(task)
             worker.outputs[worker.next_id] = wire.Output(spawn.room)
-            worker.box.python_channel.exclusive.sendall(wire.frame(wire.Op.SPAWN, worker.next_id, spawn.encode()))
+            worker.unsent = memoryview(wire.frame(wire.Op.SPAWN, worker.next_id, spawn.encode()))
+            self._send(worker)
+
+    @staticmethod
+    def _send(worker: _Worker) -> None:
+        """As much as the box takes now: while it waits for us to read, it does not read."""
+        with contextlib.suppress(BlockingIOError):
+            while worker.unsent:
+                sent = worker.box.python_channel.exclusive.send(worker.unsent, socket.MSG_DONTWAIT)
+                worker.unsent = worker.unsent[sent:]
 
     def _spawn(self, task: _Task) -> wire.Spawn:
         ahead = min(IN_FLIGHT, len(self._todo)) or 1

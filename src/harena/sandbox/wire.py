@@ -343,7 +343,6 @@ class Reader:
         return frames
 
 
-def send_with_fds(sock: socket.socket, data: bytes, fds: tuple[int, ...]) -> None:
-    sent = sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
-    if sent < len(data):
-        sock.sendall(data[sent:])
+def rights(fds: tuple[int, ...]) -> list[tuple[int, int, array.array[int]]]:
+    """What sendmsg takes to hand descriptors over."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
