@@ -206,14 +206,19 @@ static void weigh_line(struct held *held, const char *line, size_t length, int m
 
 /* Adds what the lines of a file of /proc stand for. */
 static void weigh(struct held *held, const char *path, int mapping) {
-  static char text[1 << 16];
+  const size_t room = 1 << 16;
+  static char *text; /* names of a guest's files and mappings: in the vault, not in the memory of the next program */
+  if (!text && !(text = vault_take(room))) {
+    held->hidden = 1;
+    return;
+  }
   int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) held->hidden |= errno != ENOENT && errno != ESRCH;
   size_t kept = 0;
-  for (ssize_t got; fd >= 0 && !held->hidden && (got = read(fd, text + kept, sizeof text - kept)) > 0;) {
+  for (ssize_t got; fd >= 0 && !held->hidden && (got = read(fd, text + kept, room - kept)) > 0;) {
     char *at = text, *end = text + kept + got, *next;
     for (; (next = memchr(at, '\n', end - at)); at = next + 1) weigh_line(held, at, next - at, mapping);
-    kept = end - at < (ssize_t)sizeof text / 2 ? end - at : 0;
+    kept = end - at < (ssize_t)room / 2 ? end - at : 0;
     memmove(text, at, kept);
     held->hidden |= own_cpu_ns() > held->until_ns;
   }
