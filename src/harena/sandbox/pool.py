@@ -68,6 +68,8 @@ class _Worker:
     running: dict[int, _Task] = field(default_factory=dict[int, _Task])
     outputs: dict[int, wire.Output] = field(default_factory=dict[int, wire.Output])
     unsent: memoryview = field(default_factory=lambda: memoryview(b""))
+    writing: bool = False
+    """Whether the poll waits for a place for `unsent`."""
     next_id: int = 1 << 20  # apart from the ids of the box's own channel
 
     def stragglers(self, now: float) -> int:
@@ -346,7 +348,9 @@ class _Batch:
                 for fd, worker in list(workers.items()):
                     try:
                         self._feed(worker)
-                        poll.modify(fd, select.POLLIN | (select.POLLOUT if worker.unsent else 0))
+                        if bool(worker.unsent) is not worker.writing:
+                            worker.writing = bool(worker.unsent)
+                            poll.modify(fd, select.POLLIN | (select.POLLOUT if worker.writing else 0))
                     except OSError:
                         self._lose(workers, poll, fd)
                 for fd, events in poll.poll(self._patience_ms(workers.values())):
