@@ -54,11 +54,13 @@ class Client:
 
     def cancel(self, match_id: str) -> bool:
         request = pb.CancelRequest(match_id=match_id)
-        return self._unary("CancelMatch", request, pb.CancelResponse)(request, timeout=60).cancelled
+        call = self._unary("CancelMatch", request, pb.CancelResponse)
+        return call(request, timeout=60, metadata=self._metadata).cancelled
 
     def validate(self, **fields: Any) -> pb.ValidationResponse:
         request = pb.ValidationRequest(**fields)
-        return self._unary("ValidateAgent", request, pb.ValidationResponse)(request, timeout=60)
+        call = self._unary("ValidateAgent", request, pb.ValidationResponse)
+        return call(request, timeout=60, metadata=self._metadata)
 
     def health(self) -> pb.HealthCheckResponse:
         request = pb.HealthCheckRequest()
@@ -179,10 +181,12 @@ def types(events: Iterator[pb.MatchEvent]) -> list[str]:
     return [event.type for event in events]
 
 
-def serving(runner: FakeRunner, tmp_path: Path, text: str = "") -> server.RunningServer:
+def serving(
+    runner: FakeRunner, tmp_path: Path, text: str = "", door: server.Door | None = None
+) -> server.RunningServer:
     text = text or "executor: {port: 0, max_matches: 2}"
     settings = config.parse(f"{text}\nreplay: {{folder: {tmp_path / 'replays'}}}")
-    return server.start(settings, runner=runner)
+    return server.start(settings, runner=runner, door=door)
 
 
 def refusal(call: Any, *args: Any, **fields: Any) -> tuple[grpc.StatusCode, str]:

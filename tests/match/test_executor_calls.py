@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +14,9 @@ import pytest
 from executor_client import FIRST_FREE, Client, FakeRunner, refusal, request, result, serving, two, types, until
 from grpc_health.v1 import health_pb2
 
-from harena.match.executor import config, replays, server
+from harena.match.executor import config, replays, server, service
 from harena.match.executor.matches import BACKLOG, Watcher
+from harena.match.executor.orders import Refused
 from harena.match.executor.pb import executor_pb2 as pb
 
 Code = grpc.StatusCode
@@ -277,20 +278,87 @@ def test_a_token_is_asked_of_every_call_but_health(runner: FakeRunner, tmp_path:
     assert len(runner.submitted) == 1
 
 
-def test_an_open_address_that_takes_anyone_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    def warned(text: str) -> bool:
-        caplog.clear()
-        server._announce(config.parse(f"executor: {{{text}}}"), 50051)
-        return any(record.levelno == logging.WARNING for record in caplog.records)
+@pytest.mark.parametrize(
+    "text", ["host: 0.0.0.0", "host: example.org", 'host: "::"', "host: 0.0.0.0, tls: {cert: /c, key: /k}"]
+)
+def test_an_open_address_that_takes_anyone_is_refused_with_the_ways_out(text: str, runner: FakeRunner) -> None:
+    with pytest.raises(config.ConfigError, match=r"auth_token.*client_ca.*--insecure"):
+        server.start(config.parse(f"executor: {{{text}, port: 0}}"), runner=runner)
 
-    assert warned("host: 0.0.0.0")
-    assert warned("host: example.org")
-    assert warned('host: "::"')
-    assert not warned("host: 0.0.0.0, auth_token: hush")
-    assert warned("host: 0.0.0.0, tls: {cert: /c, key: /k}")
-    assert not warned("host: 0.0.0.0, tls: {cert: /c, key: /k, client_ca: /ca}")
-    assert not warned("host: 127.0.0.1")
-    assert not warned('host: "::1"')
+
+@pytest.mark.parametrize(
+    "text", ["auth_token: hush", "insecure: true", "tls: {cert: /none, key: /none, client_ca: /none}"]
+)
+def test_an_open_address_with_a_door_gets_as_far_as_listening(text: str, runner: FakeRunner) -> None:
+    # 192.0.2.1 is no address of ours: nothing is opened to the network here.
+    with pytest.raises(config.ConfigError, match=r"cannot listen|cannot read /none"):
+        server.start(config.parse(f"executor: {{host: 192.0.2.1, port: 0, {text}}}"), runner=runner)
+
+
+class Names:
+    """A door that takes any name."""
+
+    def admit(self, method: str, metadata: dict[str, str]) -> str:
+        if "x-name" not in metadata:
+            raise Refused(Code.UNAUTHENTICATED, "who are you?")
+        return metadata["x-name"]
+
+    def charge(self, method: str, caller: str, peer: str) -> None:
+        if caller == "greedy":
+            raise Refused(Code.RESOURCE_EXHAUSTED, "not so fast")
+
+
+def test_a_match_is_its_callers_and_nobody_elses(runner: FakeRunner, tmp_path: Path) -> None:
+    with serving(runner, tmp_path, door=Names()) as running:
+        runner.hold()
+        with (
+            Client(running.port, metadata=[("x-name", "ann")]) as ann,
+            Client(running.port, metadata=[("x-name", "bob")]) as bob,
+            Client(running.port, metadata=[("x-name", "greedy")]) as greedy,
+        ):
+            match = ann.run_later(two(match_id="same"))
+            runner.started()
+            assert not bob.cancel("same")
+            assert refusal(list, bob.watch(pb.WatchRequest(match_id="same")))[0] is Code.NOT_FOUND
+            assert refusal(greedy.run, two())[0] is Code.RESOURCE_EXHAUSTED
+            assert ann.cancel("same")
+            assert match.result().status == pb.STATUS_CANCELLED
+
+
+def test_strangers_who_send_nothing_hold_no_thread(runner: FakeRunner, tmp_path: Path) -> None:
+    """Each begins a call and leaves its message out; the calls outnumber the threads."""
+    with serving(runner, tmp_path, door=Names()) as running, grpc.insecure_channel(f"127.0.0.1:{running.port}") as wire:
+        begin = wire.stream_unary(f"/{service.NAME}/RunMatch")
+        gate = threading.Event()
+
+        def nothing() -> Iterator[bytes]:
+            gate.wait(60)
+            yield from ()
+
+        calls = [begin.future(nothing()) for _ in range(120)]
+        try:
+            assert {call.exception(20).code() for call in calls} == {Code.UNAUTHENTICATED}
+        finally:
+            gate.set()
+
+
+def test_the_oldest_replays_go_when_there_are_too_many(tmp_path: Path) -> None:
+    for number in range(30):
+        for end in ("json", "html"):
+            file = tmp_path / f"{replays.file_name('m', number)}.{end}"
+            file.write_bytes(b"x" * 1000)
+            os.utime(file, (number, number))
+    (tmp_path / "mine.txt").write_text("kept")
+    replays.Store(config.Replay(folder=tmp_path, max_files=20))._sweep()
+    left = {int(file.name.split(".")[2]) for file in tmp_path.glob("m.*")}
+    assert left == set(range(21, 30))
+    assert (tmp_path / "mine.txt").exists()
+    big = tmp_path / f"{replays.file_name('big', 0)}.json"
+    big.write_bytes(b"x" * (2 << 20))
+    os.utime(big, (1, 1))
+    replays.Store(config.Replay(folder=tmp_path, max_mb=1))._sweep()
+    assert not big.exists()
+    assert len(list(tmp_path.glob("m.*"))) == 18
 
 
 def test_an_address_in_use_is_a_clear_error(runner: FakeRunner, tmp_path: Path) -> None:

@@ -192,6 +192,9 @@ def _fill_executor(command: argparse.ArgumentParser) -> None:
     command.add_argument("--port", type=int, metavar="N", help="port (50051); 0 takes a free one and says which")
     command.add_argument("--config", metavar="FILE", help="a YAML file with settings")
     command.add_argument("--files", metavar="FOLDER", help="allow file:// URLs of agents below this folder")
+    command.add_argument(
+        "--insecure", action="store_true", help="serve an address that others can reach without a token: anyone's code"
+    )
     _sets(command, _executor)
 
 
@@ -253,5 +256,7 @@ def _validate(args: argparse.Namespace) -> int:
 def _executor(args: argparse.Namespace) -> int:
     from harena.match.executor import server
 
-    server.serve_from(host=args.host, port=args.port, config_path=args.config, file_folder=args.files)
+    server.serve_from(
+        host=args.host, port=args.port, config_path=args.config, file_folder=args.files, insecure=args.insecure
+    )
     return OK

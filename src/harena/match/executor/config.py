@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "EXECUTOR_HOST": "host",
     "EXECUTOR_PORT": "port",
     "EXECUTOR_AUTH_TOKEN": "auth_token",
+    "EXECUTOR_INSECURE": "insecure",
     "LOG_LEVEL": "log_level",
 }
 """Variables that override keys of the section `executor`."""
@@ -164,6 +165,8 @@ class Executor:
     """Games of the form "module:factory" that clients may name, and what else ListEnvironments is to show."""
     auth_token: Annotated[str, _text] = ""
     """Clients send it as `authorization: Bearer TOKEN`."""
+    insecure: Annotated[bool, _flag] = False
+    """Lets anyone who can reach the address run code here; without it such an address is refused."""
     log_level: Annotated[str, _level] = "INFO"
     tls: Tls = field(default_factory=Tls)
 
@@ -228,6 +231,10 @@ class Replay:
     """The folder's address for clients; without it they get file:// URLs."""
     keep_days: Annotated[float, _number(0, 36500, "days")] = 0.0
     """Older replays are removed; 0 keeps them."""
+    max_files: Annotated[int, _whole(2, 10_000_000)] = 20_000
+    """Two for each game. Beyond it the oldest are removed."""
+    max_mb: Annotated[int, _whole(1, 1 << 20)] = 2048
+    """Of all of them. Beyond it the oldest are removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,8 +317,13 @@ def _overridden(section: Executor, environ: Mapping[str, str]) -> Executor:
             continue
         if name == "port":
             value = int(value) if re.fullmatch(r"\d{1,5}", value) else value
+        if name == "insecure":
+            value = _FLAGS.get(value.lower(), value)
         changes[name] = get_args(_hints(Executor)[name])[1](value, variable)
     return dataclasses.replace(section, **changes)
+
+
+_FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 def _checked(config: Config) -> Config:
@@ -331,8 +343,9 @@ def _checked(config: Config) -> Config:
 
 
 def override(
-    config: Config, *, host: str | None = None, port: int | None = None, file_folder: str | None = None
-) -> Config:
+    config: Config, *, host: str | None = None, port: int | None = None, file_folder: str | None = None,
+    insecure: bool = False,
+) -> Config:  # fmt: skip
     """With what the command line gives; None changes nothing."""
     executor, fetch = config.executor, config.fetch
     if host is not None:
@@ -341,6 +354,8 @@ def override(
         executor = dataclasses.replace(executor, port=_whole(0, 65535)(port, "--port"))
     if file_folder is not None:
         fetch = dataclasses.replace(fetch, file_folder=_path(file_folder, "--files"))
+    if insecure:
+        executor = dataclasses.replace(executor, insecure=True)
     return dataclasses.replace(config, executor=executor, fetch=fetch)
 
 

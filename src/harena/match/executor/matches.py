@@ -97,8 +97,9 @@ class Watcher:
 
 
 class Match:
-    def __init__(self, order: Order, settings: Config) -> None:
+    def __init__(self, order: Order, settings: Config, *, caller: str = "") -> None:
         self.order = order
+        self.caller = caller
         self.pairings: Sequence[Pairing] = _pairings(order)
         self.games: list[Game] = []
         self.replay = b""
@@ -210,7 +211,7 @@ class Match:
         urls = ("", "")
         try:
             if self.order.record and result.replay:
-                urls = store.write(self.order.match_id, number, result.replay)
+                urls = store.write(self.order.match_id, number, result.replay, caller=self.caller)
             if self.order.include_replay and result.replay and number == 0:
                 self.replay = replays.as_json(result.replay)
         except (OSError, HarenaError) as error:
@@ -322,11 +323,11 @@ def _pairings(order: Order) -> list[Pairing]:
 
 
 class Board:
-    """The running matches by id, and how many more there may be."""
+    """The running matches by caller and id, and how many more there may be."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._matches: dict[str, Match] = {}
+        self._matches: dict[tuple[str, str], Match] = {}
         self._others = 0
         self._draining = False
         self._condition = threading.Condition()
@@ -338,22 +339,23 @@ class Board:
     def draining(self) -> bool:
         return self._draining
 
-    def get(self, match_id: str) -> Match | None:
+    def get(self, caller: str, match_id: str) -> Match | None:
         with self._condition:
-            return self._matches.get(match_id)
+            return self._matches.get((caller, match_id))
 
     def add(self, match: Match) -> None:
         with self._condition:
-            if match.order.match_id in self._matches:
+            name = (match.caller, match.order.match_id)
+            if name in self._matches:
                 raise Refused(
                     grpc.StatusCode.ALREADY_EXISTS, f"match_id: {match.order.match_id!r} is running; choose another"
                 )
             self._check_room()
-            self._matches[match.order.match_id] = match
+            self._matches[name] = match
 
     def remove(self, match: Match) -> None:
         with self._condition:
-            del self._matches[match.order.match_id]
+            del self._matches[match.caller, match.order.match_id]
             self._condition.notify_all()
 
     def __enter__(self) -> Board:

@@ -1,5 +1,6 @@
 """The folder of replays: JSON and HTML files by match and game, and their URLs. Guarantees: a match_id is a client's
-word and never a path; a file is complete or not there; what is older than keep_days goes.
+word and never a path; a file is complete or not there; what is older than keep_days goes, and so do the oldest files
+when there are more than max_files or max_mb.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from harena.match.replay import Replay
 
 DAY_S = 86400.0
 SWEEP_EVERY_S = 3600.0
+ROOM = 0.9
+"""Of a folder that was too full, what is kept."""
 
 
 def as_json(compact: bytes) -> bytes:
@@ -33,16 +36,19 @@ class Store:
         self.folder = (settings.folder or _default_folder()).absolute()
         self._settings = settings
         self._lock = threading.Lock()
-        self._swept_at = 0.0
+        self._swept_at = -SWEEP_EVERY_S
+        self._files = 0
+        self._bytes = 0
+        """As of the last look at the folder, and what was written since."""
 
-    def write(self, match_id: str, game: int, compact: bytes) -> tuple[str, str]:
+    def write(self, match_id: str, game: int, compact: bytes, *, caller: str = "") -> tuple[str, str]:
         """The URLs of the JSON and of the HTML. Raises OSError, and ReplayError."""
-        self._sweep()
         self.folder.mkdir(parents=True, exist_ok=True)
-        name = file_name(match_id, game)
+        name = file_name(match_id, game, caller=caller)
         replay = Replay.load(compact)
         self._put(f"{name}.json", msgspec.json.encode(replay.to_json()))
         self._put(f"{name}.html", viewer.html(replay).encode())
+        self._sweep()
         return self._url(f"{name}.json"), self._url(f"{name}.html")
 
     def _put(self, name: str, data: bytes) -> None:
@@ -55,32 +61,58 @@ class Store:
             except BaseException:
                 os.unlink(file.name)
                 raise
+        with self._lock:
+            self._files += 1
+            self._bytes += len(data)
 
     def _url(self, name: str) -> str:
         base = self._settings.base_url
         return f"{base}/{urllib.parse.quote(name)}" if base else (self.folder / name).as_uri()
 
     def _sweep(self) -> None:
-        now = time.time()
+        """Removes what is too old, and the oldest of what is too much."""
+        settings = self._settings
         with self._lock:
-            if not self._settings.keep_days or now - self._swept_at < SWEEP_EVERY_S:
+            now = time.monotonic()
+            over = self._files > settings.max_files or self._bytes > settings.max_mb << 20
+            if not over and now - self._swept_at < SWEEP_EVERY_S:
                 return
             self._swept_at = now
+            found = sorted(self._ours())
+            oldest = time.time() - settings.keep_days * DAY_S if settings.keep_days else 0.0
+            self._files, self._bytes = len(found), sum(size for _, size, _ in found)
+            # Some more than has to go: the next look at a full folder is not at the next write.
+            most_files, most_bytes = settings.max_files, settings.max_mb << 20
+            if self._files > most_files or self._bytes > most_bytes:
+                most_files, most_bytes = int(most_files * ROOM), int(most_bytes * ROOM)
+            for at, size, path in found:
+                if at >= oldest and self._files <= most_files and self._bytes <= most_bytes:
+                    return
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                self._files -= 1
+                self._bytes -= size
+
+    def _ours(self) -> list[tuple[float, int, str]]:
+        """When written, bytes, path. Only what was named here: the folder may hold other things."""
+        found: list[tuple[float, int, str]] = []
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.folder):
-                # Only what was named here: the folder may hold other things.
-                ours = FILE_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-                if ours and now - entry.stat(follow_symlinks=False).st_mtime > self._settings.keep_days * DAY_S:
-                    os.unlink(entry.path)
+                if FILE_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        found.append((status.st_mtime, status.st_size, entry.path))
+        return found
 
 
 FILE_NAME = re.compile(r"[\w.-]{1,100}\.[0-9a-f]{8}\.\d{1,7}\.(json|html)", re.ASCII)
 
 
-def file_name(match_id: str, game: int) -> str:
-    """Readable, and different for different ids, whatever is in them."""
+def file_name(match_id: str, game: int, *, caller: str = "") -> str:
+    """Readable, and different for different ids and callers, whatever is in them."""
     words = re.sub(r"[^\w-]+", "-", match_id, flags=re.ASCII).strip("-")[:80] or "match"
-    return f"{words}.{hashlib.sha256(match_id.encode()).hexdigest()[:8]}.{game}"
+    whose = f"{caller}\0{match_id}" if caller else match_id
+    return f"{words}.{hashlib.sha256(whose.encode()).hexdigest()[:8]}.{game}"
 
 
 def _default_folder() -> Path:

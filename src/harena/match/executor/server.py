@@ -1,5 +1,7 @@
-"""Starts the executor: `serve` until SIGTERM, `start` for those who have a main loop of their own. Guarantees: on the
-way out nothing new is accepted, running matches have the grace time, and those cut short are answered as cancelled.
+"""Starts the executor: `serve` until SIGTERM, `start` for those who have a main loop of their own. Guarantees: an
+address that others can reach is served only behind a door (a token, client certificates, a `Door` of the caller's) or
+when `insecure` was chosen; on the way out nothing new is accepted, running matches have the grace time, and those cut
+short are answered as cancelled.
 
 Synchronous gRPC on purpose: a match is a thread that waits, and a call that ends cancels it by a callback.
 """
@@ -15,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent import futures
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from harena.errors import BackendUnavailable
 
@@ -27,6 +29,7 @@ try:
     from harena.match import registry
     from harena.match.executor import config, service
     from harena.match.executor.config import Config, ConfigError
+    from harena.match.executor.orders import Refused
 except ImportError as error:
     if error.name and error.name.startswith("harena"):
         raise
@@ -39,6 +42,22 @@ OTHER_CALLS = 16
 LAST_S = 2.0
 """For answers on their way when the server stops."""
 HEALTH = "/grpc.health.v1.Health/"
+OPEN_DOOR = (
+    "anyone who can reach {} could run code here: set executor.auth_token (EXECUTOR_AUTH_TOKEN) or "
+    "executor.tls.client_ca, listen on 127.0.0.1, or choose it with --insecure (EXECUTOR_INSECURE=1)"
+)
+
+
+class Door(Protocol):
+    """Decides who may call. Health checks of grpc.health.v1 do not pass it: probes have no key."""
+
+    def admit(self, method: str, metadata: dict[str, str]) -> str:
+        """Return the caller's name, before the message has been read. Raises Refused."""
+        ...
+
+    def charge(self, method: str, caller: str, peer: str) -> None:
+        """Count the call against what the caller and the address (as gRPC writes it) may ask for. Raises Refused."""
+        ...
 
 
 class RunningServer:
@@ -78,8 +97,15 @@ class RunningServer:
         self.stop()
 
 
-def start(settings: Config, *, runner: Any = None) -> RunningServer:
-    """`runner` is for those who have one already, and stays theirs."""
+def start(settings: Config, *, runner: Any = None, door: Door | None = None) -> RunningServer:
+    """`runner` is for those who have one already, and stays theirs. `door` takes the place of executor.auth_token."""
+    executor = settings.executor
+    if door is None and executor.auth_token:
+        door = _Token(executor.auth_token)
+    # TLS alone shows clients who we are, not us who they are.
+    guarded = door is not None or executor.tls.client_ca is not None or executor.insecure
+    if not guarded and not config.is_loopback(executor.host):
+        raise ConfigError(OPEN_DOOR.format(executor.host))
     cores = len(os.sched_getaffinity(0))
     limit = settings.executor.max_matches or cores
     if runner is None and limit > cores:
@@ -92,19 +118,19 @@ def start(settings: Config, *, runner: Any = None) -> RunningServer:
 
             # Before gRPC has threads: the runner starts processes.
             runner = stack.enter_context(Runner(workers=limit))
-        server = _start(settings, runner, limit)
+        server = _start(settings, runner, limit, door)
         server.on_stop(stack.pop_all().close)
     return server
 
 
-def _start(settings: Config, runner: Any, limit: int) -> RunningServer:
+def _start(settings: Config, runner: Any, limit: int, door: Door | None) -> RunningServer:
     executor = settings.executor
     rpcs = service.Service(settings, runner, max_matches=limit)
     threads = limit + executor.max_watchers + OTHER_CALLS
     server = grpc.server(
         futures.ThreadPoolExecutor(threads, thread_name_prefix="executor"),
         handlers=[service.handlers(rpcs)],
-        interceptors=[_Token(executor.auth_token)] if executor.auth_token else [],
+        interceptors=[_Guard(door)] if door is not None else [],
         options=[
             ("grpc.max_receive_message_length", executor.max_message_mb << 20),
             ("grpc.max_send_message_length", executor.max_message_mb << 20),
@@ -147,23 +173,90 @@ def _credentials(tls: config.Tls) -> grpc.ServerCredentials | None:
     )
 
 
-class _Token(grpc.ServerInterceptor):
-    """Refuses calls without the token; health checks need none, as probes have none."""
+class _Guard(grpc.ServerInterceptor):
+    """Has the door look at every call but health checks."""
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-        self._refusal: Any = grpc.unary_unary_rpc_method_handler(_refuse)
+    def __init__(self, door: Door) -> None:
+        self._door = door
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        found = dict(handler_call_details.invocation_metadata).get("authorization", "")
-        given = found if isinstance(found, bytes) else found.encode(errors="replace")
-        if handler_call_details.method.startswith(HEALTH) or hmac.compare_digest(given, self._expected):
+        method: str = handler_call_details.method
+        if method.startswith(HEALTH):
             return continuation(handler_call_details)
-        return self._refusal
+        given = {name: _as_text(value) for name, value in handler_call_details.invocation_metadata}
+        try:
+            caller = self._door.admit(method, given)
+        except Refused as refusal:
+            return _refusing(refusal)
+        except Exception:
+            log.exception("a caller could not be checked")
+            return _refusing(Refused(grpc.StatusCode.UNAVAILABLE, "callers cannot be checked now; try again"))
+        handler = continuation(handler_call_details)
+        return handler and self._named(handler, method, caller)
+
+    def _named(self, handler: Any, method: str, caller: str) -> Any:
+        def begin(context: grpc.ServicerContext) -> None:
+            try:
+                self._door.charge(method, caller, context.peer())
+            except Refused as refusal:
+                context.abort(refusal.code, str(refusal))
+            service.CALLER.set(caller)
+
+        def whole(behaviour: Any) -> Any:
+            def call(request: Any, context: grpc.ServicerContext) -> Any:
+                begin(context)
+                return behaviour(request, context)
+
+            return call
+
+        def streamed(behaviour: Any) -> Any:
+            def call(request: Any, context: grpc.ServicerContext) -> Any:
+                begin(context)
+                yield from behaviour(request, context)
+
+            return call
+
+        return handler._replace(
+            unary_unary=handler.unary_unary and whole(handler.unary_unary),
+            unary_stream=handler.unary_stream and streamed(handler.unary_stream),
+            stream_unary=handler.stream_unary and whole(handler.stream_unary),
+            stream_stream=handler.stream_stream and streamed(handler.stream_stream),
+        )
 
 
-def _refuse(request: Any, context: grpc.ServicerContext) -> None:
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, "send the metadata `authorization: Bearer TOKEN`")
+def _as_text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
+def _refusing(refusal: Refused) -> Any:
+    """As a stream: a handler of one message would hold a thread until the stranger has sent it."""
+
+    def refuse(_: object, context: grpc.ServicerContext) -> Any:
+        context.abort(refusal.code, str(refusal))
+        yield b""
+
+    return cast(Any, grpc).stream_stream_rpc_method_handler(refuse)
+
+
+def bearer(metadata: dict[str, str]) -> str:
+    """The token of `authorization: Bearer TOKEN`; empty where there is none."""
+    scheme, _, token = metadata.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+class _Token:
+    """One token for all callers."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = token.encode()
+
+    def admit(self, method: str, metadata: dict[str, str]) -> str:
+        if not hmac.compare_digest(bearer(metadata).encode(errors="replace"), self._expected):
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "send the metadata `authorization: Bearer TOKEN`")
+        return ""
+
+    def charge(self, method: str, caller: str, peer: str) -> None:
+        pass
 
 
 def serve(settings: Config) -> None:
@@ -202,12 +295,8 @@ def _announce(settings: Config, port: int) -> None:
     executor = settings.executor
     secured = "TLS" if executor.tls.cert else "plain text"
     log.info("listening on %s port %d, %s", executor.host, port, secured)
-    # TLS alone shows clients who we are, not us who they are.
-    if not executor.tls.client_ca and not executor.auth_token and not config.is_loopback(executor.host):
-        log.warning(
-            "anyone who can reach %s port %d can run code here: set executor.tls.client_ca or executor.auth_token",
-            executor.host, port,
-        )  # fmt: skip
+    if executor.insecure and not config.is_loopback(executor.host):
+        log.warning("--insecure: anyone who can reach %s port %d can run code here", executor.host, port)
 
 
 def serve_from(
@@ -215,7 +304,9 @@ def serve_from(
     port: int | None = None,
     config_path: str | None = None,
     file_folder: str | None = None,
+    insecure: bool = False,
 ) -> None:
     """`harena executor`: arguments win over the environment, which wins over the file. `file_folder` allows file://
     URLs below it."""
-    serve(config.override(config.load(config_path), host=host, port=port, file_folder=file_folder))
+    loaded = config.load(config_path)
+    serve(config.override(loaded, host=host, port=port, file_folder=file_folder, insecure=insecure))

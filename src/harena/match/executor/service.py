@@ -10,6 +10,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import grpc
@@ -31,6 +32,9 @@ log = logging.getLogger("harena.executor")
 NAME = "executor.Executor"
 SPARE_BYTES = 1 << 16
 """Of a message, for what gRPC adds."""
+
+CALLER: ContextVar[str] = ContextVar("caller", default="")
+"""Whose call this is, by the server's door. Matches are their callers': nobody else watches or cancels them."""
 
 Context = grpc.ServicerContext
 
@@ -74,7 +78,7 @@ class Service:
     def cancel_match(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         if not request.match_id:
             raise orders.invalid("match_id: missing")
-        match = self.board.get(request.match_id)
+        match = self.board.get(CALLER.get(), request.match_id)
         if match is not None:
             match.cancel("cancelled by CancelMatch")
         return pb.CancelResponse(cancelled=match is not None)
@@ -120,7 +124,7 @@ class Service:
 
     def _admit(self, request: pb.MatchRequest, context: Context, *, watchable: bool = False) -> Match:
         order = orders.read(request, self._settings, self._fetcher, watchable=watchable)
-        match = Match(order, self._settings)
+        match = Match(order, self._settings, caller=CALLER.get())
         self.board.add(match)
         if not context.add_callback(match.cancel):
             match.cancel()
@@ -161,7 +165,7 @@ class Service:
             self.board.remove(match)
 
     def _watch_other(self, match_id: str, context: Context) -> Iterator[pb.MatchEvent]:
-        match = self.board.get(match_id)
+        match = self.board.get(CALLER.get(), match_id)
         if match is None:
             raise Refused(grpc.StatusCode.NOT_FOUND, f"match_id: no match {match_id[: orders.MAX_ID]!r} is running")
         watcher = match.watch()
