@@ -10,6 +10,8 @@ import time
 import httpx
 import uvicorn
 
+from harena.api.limits import Limits
+from harena.api.server import http_config
 from harena.arena.models import Event
 from harena.arena.store import Outcome
 
@@ -19,9 +21,10 @@ SCRIPT = b'import json\nprint(json.dumps({"score": 1e9}))\n'
 
 
 class Server:
-    def __init__(self, app):
+    def __init__(self, app, limits=None):
+        """Served as `harena up` does it."""
         self.app = app
-        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
+        config = http_config(app, limits or Limits(), host="127.0.0.1", port=0)
         self.server = uvicorn.Server(config)
         self.socket = config.bind_socket()
         self.port = self.socket.getsockname()[1]

@@ -20,6 +20,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from harena.arena import demo
+from harena.match.executor.pb import executor_pb2 as pb
 
 SOON_S = 60.0
 HARENA = [sys.executable, "-m", "harena.cli"]
@@ -39,7 +40,7 @@ class Up:
             self.said += line
             if "Ctrl-C" in line:
                 break
-        found = re.findall(r"127\.0\.0\.1:(\d+)", self.said)
+        found = re.findall(r"(?:127\.0\.0\.1|0\.0\.0\.0):(\d+)", self.said)
         self.port, self.ui_port, self.grpc_port, self.metrics_port = map(int, found)
 
     def get(self, path: str, port: int | None = None) -> object:
@@ -159,6 +160,62 @@ def test_nobody_submits_without_a_key_over_the_network(up):
     with error.value:
         assert error.value.code == 401
     assert one.get("/v1")["anonymous_submit"] is False
+
+
+def test_every_door_of_an_open_address_needs_a_key(up, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HARENA_METRICS_TOKEN", "scrape me")
+    one = up("--no-demo", "--host", "0.0.0.0")
+    assert re.search(r"gRPC executor  0\.0\.0\.0:\d+ .*needs a key", one.said)
+    assert re.search(r"metrics        http://127\.0\.0\.1:\d+ .*this machine only", one.said)
+    token = (one.folder / "host.key").read_text().strip()
+
+    code = b"def act(observation):\n    return list(observation).index(0)\n"
+    agents = [pb.AgentData(agent_id=name, code_zip=code) for name in "ab"]
+    match = pb.MatchRequest(environment="tictactoe", agents=agents, record_replay=True)
+    with grpc.insecure_channel(f"127.0.0.1:{one.grpc_port}") as channel:
+
+        def call(name, request, answer, *metadata):
+            path = f"/executor.Executor/{name}"
+            method = channel.unary_unary(path, type(request).SerializeToString, answer.FromString)
+            return method(request, timeout=60, metadata=metadata)
+
+        for metadata in [(), (("authorization", "Bearer hrn_no_key"),), (("x-api-key", "hrn_no_key"),)]:
+            for name, request in (
+                ("RunMatch", match),
+                ("ValidateAgent", pb.ValidationRequest(environment="tictactoe", code_zip=code)),
+                ("CancelMatch", pb.CancelRequest(match_id="m")),
+            ):
+                with pytest.raises(grpc.RpcError) as error:
+                    call(name, request, pb.MatchResponse, *metadata)
+                assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        assert call("ListEnvironments", pb.ListEnvironmentsRequest(), pb.ListEnvironmentsResponse).environments
+        played = call("RunMatch", match, pb.MatchResponse, ("authorization", f"Bearer {token}"))
+        assert played.status == pb.STATUS_SUCCESS
+        assert len(list((one.folder / "replays").glob("*.json"))) == 1
+        assert not (tmp_path / "state").exists()
+
+    def counters(**headers):
+        request = urllib.request.Request(f"http://127.0.0.1:{one.port}/metrics", headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    elsewhere = {"X-Forwarded-For": "192.0.2.7"}
+    assert counters() == 200
+    assert counters(**elsewhere) == 401
+    assert counters(**elsewhere, Authorization="Bearer wrong") == 401
+    assert counters(**elsewhere, Authorization=f"Bearer {token}") == 200
+    assert counters(**elsewhere, Authorization="Bearer scrape me") == 200
+    assert b"evaluation_started_total" in one.get("/metrics", one.metrics_port)
+    with socket.socket() as same:  # 9100 is bound to 127.0.0.1 alone: another address of ours still has it free
+        same.bind(("127.0.0.2", one.metrics_port))
+    assert one.stop() == 0
 
 
 def test_bad_options_are_refused_in_words(tmp_path):

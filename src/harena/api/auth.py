@@ -185,6 +185,16 @@ def reader(found: Anyone, api: Annotated[Api, Depends(get_api)]) -> Principal:
     return found if api.settings.anonymous_read else require(found, Scope.READ)
 
 
+def check_scraper(api: Api, request: Request) -> None:
+    """Counters tell who plays what, and how much: programs on this machine may read them, others with a key that may
+    read, or with the token that the host has set for them."""
+    if request.scope["state"].get("loopback") and api.settings.anonymous_read:
+        return
+    token, shown = api.settings.metrics_token, request.headers.get("authorization", "").encode("utf-8", "replace")
+    if not (token and hmac.compare_digest(shown, f"Bearer {token}".encode())):
+        require(principal(request, api), Scope.READ)
+
+
 def keyed(found: Anyone) -> Principal:
     if found.key is None:
         raise _unauthorized("this needs a key")

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 import harena
-from harena.api import shapes, uploads, views
+from harena.api import auth, shapes, uploads, views
 from harena.api.auth import Anyone, Principal, Reader
 from harena.api.boards import Ask
 from harena.api.context import Api, ApiOf, reply
@@ -38,9 +38,10 @@ def health(api: ApiOf) -> Response:
 @router.get(
     "/metrics",
     responses=shapes.answers(text="Prometheus text.", media=["text/plain"]),
-    summary="Counters for Prometheus",
+    summary="Counters for Prometheus; from elsewhere than this machine with a key, or the host's token for them",
 )
-def metrics(api: ApiOf, who: Reader) -> Response:
+def metrics(api: ApiOf, request: Request) -> Response:
+    auth.check_scraper(api, request)
     return Response(api.metrics.text(), 200, {}, CONTENT_TYPE)
 
 

@@ -41,6 +41,20 @@ class Limits:
     streams_per_address: int = 20
     uploads_at_once: int = 8
     """Held in memory at the same moment; more wait."""
+    head_bytes: int = 64 << 10
+    """Of a request's first line and headers together."""
+    head_lines: int = 100
+    head_s: float = 10.0
+    """From the connection, or the first byte, to the end of the head."""
+    trailer_bytes: int = 8 << 10
+    pipelined: int = 16
+    """Requests of one connection that wait for the answer before them."""
+    write_s: float = 30.0
+    """A client that reads nothing for so long is gone."""
+    connections: int = 2000
+    connections_of_address: int = 100
+    connections_of_loopback: int = 500
+    """Programs on this machine share one address."""
 
 
 class Buckets:

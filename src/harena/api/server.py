@@ -2,12 +2,15 @@
 
 Guarantees: it serves, or says which port, folder or package is in the way and what to do, before anything has changed;
 Ctrl-C and SIGTERM end it in order, with what runs given back to the queue; a second start carries on where the first
-was. Submissions without a key are taken on loopback only.
+was. Code without a key is taken on loopback only, by REST and by gRPC alike; counters without a key are shown there
+only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import json
 import logging
 import os
@@ -23,18 +26,26 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import uvicorn
-from prometheus_client import CollectorRegistry, start_http_server
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from harena.api import grpc_door, protocol
 from harena.api.app import create_app
+from harena.api.limits import Limits
+from harena.api.metrics import CONTENT_TYPE, Metrics
 from harena.arena import demo
 from harena.arena.arena import Arena
-from harena.arena.models import Scope
+from harena.arena.models import Scope as KeyScope
 from harena.arena.settings import Settings
 from harena.errors import SpecError
 from harena.match.executor import config as executor_config
 from harena.match.executor import server as executor_server
 
 HOST_KEY = "host.key"
+REPLAYS = "replays"
+"""The folder of what gRPC clients had recorded, in the data folder."""
+LOOPBACK = "127.0.0.1"
 HOST = "host"
 GRACE_S = 3.0
 """For answers on their way when the server stops; streams of events are ended at once."""
@@ -64,7 +75,8 @@ class Options:
     """The page and the API too, where people look for it; None: not."""
     grpc_port: int | None = 50051
     metrics_port: int | None = 9100
-    """The workers' counters, where Prometheus looks for a worker's; the API has them at /metrics too."""
+    """The workers' counters, where Prometheus looks for a worker's, on loopback only; the API has them at /metrics
+    too."""
     data: Path
     demo: bool = True
     anonymous_submit: bool | None = None
@@ -95,40 +107,66 @@ def up(options: Options) -> int:
             page = stack.enter_context(_listening(options.host, options.ui_port, "--ui-port"))
         arena = Arena(settings)
         stack.callback(arena.stop)
+        limits = Limits()
         first = _make_host_key(arena, settings.data)
         if options.demo and demo.load(arena):
             log.info("loaded the demonstration: %d environments", len(demo.EXHIBITS))
-        grpc_port = _start_executor(stack, arena, options)
-        app = create_app(arena, allowed_hosts=options.allowed_hosts, loopback=local)
-        metrics_port = _serve_metrics(stack, app.state.api.metrics.registry, options)
+        grpc_port = _start_executor(stack, arena, options, limits)
+        app = create_app(arena, allowed_hosts=options.allowed_hosts, loopback=local, limits=limits)
+        counters = _metrics_socket(stack, options)
         arena.start()
-        sockets = [web] if page is None else [web, page]
+        sockets = [one for one in (web, page, counters) if one is not None]
         ports = {
             "port": _port(web),
             "ui_port": page and _port(page),
             "grpc_port": grpc_port,
-            "metrics_port": metrics_port,
+            "metrics_port": counters and _port(counters),
         }
-        return _serve(
-            app, sockets, options.proxy, lambda: _ready(options, settings, ports, anonymous=anonymous, first=first)
-        )
+        served = _Doors(app, app.state.api.metrics, ports["metrics_port"])
+        config = http_config(served, limits, proxy=options.proxy)
+        close = app.state.api.live.close  # open event streams end only when they are told to
+        ready = functools.partial(_ready, options, settings, ports, anonymous=anonymous, first=first)
+        return _serve(config, sockets, ready, close)
 
 
-def _serve(app: Any, sockets: Sequence[socket.socket], proxy: str, ready: Callable[[], None]) -> int:
-    config = uvicorn.Config(
+class _Doors:
+    """The app on its own ports, and nothing but counters on theirs."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, metrics_port: int | None) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._metrics_port = metrics_port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._metrics_port and (scope.get("server") or ("", 0))[1] == self._metrics_port:
+            text = await run_in_threadpool(self._metrics.text)
+            await Response(text, 200, {}, CONTENT_TYPE)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def http_config(app: ASGIApp, limits: Limits, *, proxy: str = "", **more: Any) -> uvicorn.Config:
+    """How the app is served, with the limits of `protocol`."""
+    return uvicorn.Config(
         app, log_config=None, access_log=False, server_header=False, date_header=True,
-        proxy_headers=bool(proxy), forwarded_allow_ips=proxy or None,
-        timeout_graceful_shutdown=int(GRACE_S), h11_max_incomplete_event_size=64 << 10, limit_concurrency=2000,
+        proxy_headers=bool(proxy), forwarded_allow_ips=proxy or None, timeout_graceful_shutdown=int(GRACE_S),
+        **protocol.guarded(limits, proxy=proxy), **more,
     )  # fmt: skip
-    server = _Server(config, ready)
+
+
+def _serve(
+    config: uvicorn.Config, sockets: Sequence[socket.socket], ready: Callable[[], None], close: Callable[[], None]
+) -> int:
+    server = _Server(config, ready, close)
     server.run(sockets=list(sockets))
     return 0 if server.started else 1
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], close: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
+        self._close = close
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -136,8 +174,7 @@ class _Server(uvicorn.Server):
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        app: Any = self.config.app
-        app.state.api.live.close()  # open event streams end only when they are told to
+        self._close()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -168,31 +205,35 @@ def _port(listener: socket.socket) -> int:
     return listener.getsockname()[1]
 
 
-def _start_executor(stack: contextlib.ExitStack, arena: Arena, options: Options) -> int | None:
+def _start_executor(stack: contextlib.ExitStack, arena: Arena, options: Options, limits: Limits) -> int | None:
     if options.grpc_port is None:
         return None
     settings = executor_config.override(executor_config.load(None), host=options.host, port=options.grpc_port)
+    if settings.replay.folder is None:
+        replay = dataclasses.replace(settings.replay, folder=arena.settings.data / REPLAYS)
+        settings = dataclasses.replace(settings, replay=replay)
+    door = None
+    if not arena.settings.anonymous_submit:
+        door = grpc_door.Keys(arena.store, arena.settings, limits, token=settings.executor.auth_token)
     try:
-        running = executor_server.start(settings, runner=arena.runner)
+        running = executor_server.start(settings, runner=arena.runner, door=door)
     except executor_config.ConfigError as error:
         raise PortInUse(f"gRPC: {error}; choose another port with --grpc-port") from None
     stack.callback(running.stop)
     return running.port
 
 
-def _serve_metrics(stack: contextlib.ExitStack, registry: CollectorRegistry, options: Options) -> int | None:
+def _metrics_socket(stack: contextlib.ExitStack, options: Options) -> socket.socket | None:
+    """On loopback, whatever the rest listens on: scrapers elsewhere read /metrics with a key."""
     if options.metrics_port is None:
         return None
+    host = options.host if executor_config.is_loopback(options.host) else LOOPBACK
     try:
-        served, thread = start_http_server(options.metrics_port, options.host, registry)
-    except OSError as error:
+        return stack.enter_context(_listening(host, options.metrics_port, "--metrics-port"))
+    except PortInUse as error:
         # Others use this port by default, too; the same numbers are at /metrics.
-        log.warning("no metrics on port %d: %s; see --metrics-port", options.metrics_port, error.strerror)
+        log.warning("no metrics on port %d: %s", options.metrics_port, error)
         return None
-    stack.callback(thread.join)
-    stack.callback(served.server_close)
-    stack.callback(served.shutdown)
-    return served.server_port
 
 
 def _make_host_key(arena: Arena, data: Path) -> bool:
@@ -200,7 +241,7 @@ def _make_host_key(arena: Arena, data: Path) -> bool:
     file = data / HOST_KEY
     if file.exists() or arena.store.keys_of(HOST):
         return False
-    _, token = arena.store.create_key(HOST, [Scope.ADMIN], label="made on the first start")
+    _, token = arena.store.create_key(HOST, [KeyScope.ADMIN], label="made on the first start")
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as out:
         out.write(token + "\n")
@@ -214,12 +255,16 @@ def _ready(
         if os.environ.get(name):
             log.warning("%s is set, and not used yet: %s", name, instead)
     shown = f"[{options.host}]" if ":" in options.host else options.host
+    local = executor_config.is_loopback(options.host)
+    inside = shown if local else LOOPBACK
+    grpc_needs = "" if anonymous else "    (running code needs a key)"
+    seen = "    (this machine only; elsewhere /metrics with a key)" if not local else ""
     lines = [
         "",
         f"  page and API   http://{shown}:{ports['port']}    (API: /docs)",
         f"  page           http://{shown}:{ports['ui_port']}" if ports["ui_port"] else "",
-        f"  gRPC executor  {shown}:{ports['grpc_port']}" if ports["grpc_port"] else "",
-        f"  metrics        http://{shown}:{ports['metrics_port']}" if ports["metrics_port"] else "",
+        f"  gRPC executor  {shown}:{ports['grpc_port']}{grpc_needs}" if ports["grpc_port"] else "",
+        f"  metrics        http://{inside}:{ports['metrics_port']}{seen}" if ports["metrics_port"] else "",
         f"  data           {settings.data}",
         f"  host's key     {settings.data / HOST_KEY}    (log in with it at /login)" if first else "",
         "  anybody on this machine may submit without a key; nobody else can reach it" if anonymous else

@@ -43,6 +43,8 @@ class Settings:
     quota: Quota = field(default_factory=Quota)
     anonymous_submit: bool = False
     anonymous_read: bool = True
+    metrics_token: str = field(default="", repr=False)
+    """For scrapers on other machines, instead of a key: `Authorization: Bearer TOKEN` on /metrics."""
     max_upload_bytes: int = 50 * MB
     """Of a submission, unpacked and as it came."""
     max_file_bytes: int = 10 * MB
@@ -77,8 +79,8 @@ class Settings:
         anonymous_submit: bool | None = None,
     ) -> Settings:
         """Makes the folder if need be. Reads DATABASE_URL, SECRET_KEY and HARENA_ANONYMOUS_SUBMIT (unless it is given
-        here), HARENA_ANONYMOUS_READ, HARENA_PER_DAY, HARENA_AT_ONCE (0: no limit), HARENA_MAX_QUEUED,
-        HARENA_WORKERS."""
+        here), HARENA_ANONYMOUS_READ, HARENA_METRICS_TOKEN, HARENA_PER_DAY, HARENA_AT_ONCE (0: no limit),
+        HARENA_MAX_QUEUED, HARENA_WORKERS."""
         given = _Environ(os.environ if environ is None else environ)
         folder = Path(data).absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,6 +104,7 @@ class Settings:
             ),
             anonymous_submit=anonymous_submit,
             anonymous_read=given.flag("HARENA_ANONYMOUS_READ", True),
+            metrics_token=given.text("HARENA_METRICS_TOKEN"),
             max_queued=given.number("HARENA_MAX_QUEUED", None) or 1000,
             workers=given.number("HARENA_WORKERS", None),
         )
@@ -179,8 +182,10 @@ class EnvironmentSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=Tru
     """Of a ladder: matches are made at once until every agent has played so many, then one each `upkeep_s`."""
     upkeep_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
     provisional_games: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
-    owners_meet: bool = True
-    """Whether two agents of one owner play each other."""
+    owners_meet: bool = False
+    """Whether two agents of one owner play each other. An owner could feed one by the other."""
+    agents_per_owner: Annotated[int, Meta(ge=0, le=1000)] = 3
+    """Of a ladder: agents of one owner that play at the same time; 0: any number."""
     model: Literal["plackett-luce", "elo"] = "plackett-luce"
 
     @classmethod

@@ -24,6 +24,7 @@ const LADDER_NUMBERS = [
   ["games_target", "Games until settled"],
   ["upkeep_s", "Then a match each, s"],
   ["provisional_games", "Provisional until, games"],
+  ["agents_per_owner", "Agents of one owner, 0: any number"],
 ];
 const MODELS = [
   ["plackett-luce", "Plackett-Luce"],
@@ -95,7 +96,7 @@ function editor(env, again) {
       name: "owners_meet",
       label: "Agents of one owner meet",
       kind: "check",
-      value: known.owners_meet ?? true,
+      value: known.owners_meet ?? false,
     }] : []),
   ];
   return formOf(fields, "Save", async (settings) => {
