@@ -134,12 +134,24 @@ def test_an_environment_that_is_off_plays_on_what_is_open_but_starts_nothing(ben
 def test_agents_of_one_owner_meet_only_where_the_host_lets_them(tmp_path, two_workers):
     for meet, expected in ((True, 1), (False, 0)):
         (tmp_path / str(meet)).mkdir()
-        bench = Bench(tmp_path / str(meet), two_workers, settings={"owners_meet": meet})
+        bench = Bench(tmp_path / str(meet), two_workers, settings={"owners_meet": True} if meet else {})
         bench.enter("ann", "one")
         bench.enter("ann", "two")
         bench.matchmaker.step()
         assert len(bench.store.open_matches()) == expected
         bench.close()
+
+
+def test_of_one_owners_agents_the_latest_three_play(bench):
+    other = bench.enter("bob")
+    sent = [bench.enter("ann", f"agent {n}") for n in range(5)]
+    met = set()
+    for _ in range(30):
+        bench.matchmaker.step()
+        for match in bench.store.open_matches():
+            met |= {seat.submission_id for seat in match.seats}
+        bench.end_all(lambda agent: agent == other)
+    assert met == {other, *sent[2:]}
 
 
 def test_the_stronger_are_above_and_every_result_counts(bench):

@@ -117,11 +117,11 @@ def test_nobody_meets_itself_or_another_version_of_itself() -> None:
 def test_agents_of_one_owner_meet_only_where_the_rules_allow_it() -> None:
     agents = [candidate("a", owner="ada"), candidate("b", owner="ada"), candidate("c", owner="cyd")]
     for seed in range(20):
-        match = pick(agents, seed=seed, owners_meet=False)
+        match = pick(agents, seed=seed)
         assert match is not None
         assert "c" in match.agents
-    assert pick(agents[:2]) is not None
-    assert pick(agents[:2], owners_meet=False) is None
+    assert pick(agents[:2], owners_meet=True) is not None
+    assert pick(agents[:2]) is None
 
 
 def test_two_who_have_just_met_do_not_meet_again_while_there_is_somebody_else() -> None:

@@ -95,7 +95,10 @@ def running(folder: Path):
     with Arena(settings) as arena, Site(arena) as site:
         text = {"summary": "A pole on a cart.", "rules": "Keep it up.", "sample_agent": BALANCE}
         arena.put_environment(ENV, settings={"title": "CartPole", "episodes": 3, **text})
-        arena.put_environment(LADDER, settings={"title": "Tic-tac-toe", "games_target": 3, "upkeep_s": 3600.0})
+        together = {"owners_meet": True, "agents_per_owner": 0}
+        arena.put_environment(
+            LADDER, settings={"title": "Tic-tac-toe", "games_target": 3, "upkeep_s": 3600.0, **together}
+        )
         site.submit(BALANCE, algorithm="Balance")
         site.submit(LEAN, algorithm="Lean", owner="bob")
         for algorithm, code in {"First": FIRST, "Last": LAST, "Middle": MIDDLE}.items():

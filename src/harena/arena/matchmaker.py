@@ -283,7 +283,7 @@ class _Ladder:
     def _look(self) -> None:
         """Who plays here."""
         self._looked_at = time.monotonic()
-        agents = roster.live(self._store, self.season_id)
+        agents = roster.playing(roster.live(self._store, self.season_id), self._settings.agents_per_owner)
         benched = roster.all_benched(self._store, env_id=self.environment.env_id)
         self._benched = {bench.submission_id for bench in benched}
         self.stale = self.stale or agents != self._agents

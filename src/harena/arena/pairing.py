@@ -46,8 +46,8 @@ class Rules:
     at_once: int = 1
     """Matches that an agent may be in at the same time."""
     versions_meet: bool = False
-    owners_meet: bool = True
-    """Whether agents of one owner meet. False where there is something to win: an owner could feed one by another."""
+    owners_meet: bool = False
+    """Whether agents of one owner meet: an owner could feed one by another."""
 
     def __post_init__(self) -> None:
         for name, low in (("seats", 2), ("provisional_games", 0), ("patience_rounds", 1), ("at_once", 1)):
@@ -70,6 +70,7 @@ class Candidate:
     agent: str
     rating: Rating
     owner: str = ""
+    """Empty: nobody else's."""
     lineage: str = ""
     """The same for all versions of an agent; empty: it has no others."""
     waiting_since: float
@@ -193,7 +194,7 @@ def _may_meet(one: Candidate, other: Candidate, rules: Rules) -> bool:
         return False
     if not rules.versions_meet and one.lineage and one.lineage == other.lineage:
         return False
-    return rules.owners_meet or one.owner != other.owner
+    return rules.owners_meet or not one.owner or one.owner != other.owner
 
 
 # ---- the bench ----

@@ -5,16 +5,19 @@ against an agent. Does not decide whom to bench: `pairing.bench_rule` does, or a
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from harena.arena.database import columns
 from harena.arena.models import (
+    ACTIVE,
     Conflict,
     Kind,
     MatchState,
+    QuotaExceeded,
     State,
     benches,
     matches,
@@ -67,6 +70,37 @@ def live(store: Store, season_id: int) -> list[Agent]:
     ).order_by(submissions.c.version)  # fmt: skip
     newest = {agent.lineage: agent for agent in map(_agent, store.rows(query))}
     return sorted(newest.values(), key=lambda agent: agent.submission_id)
+
+
+def playing(agents: Sequence[Agent], per_owner: int) -> list[Agent]:
+    """Of each owner the latest agents, as many as may play; 0: all. The others keep their place on the board."""
+    if not per_owner:
+        return list(agents)
+    left: Counter[str] = Counter()
+    chosen: set[str] = set()
+    for agent in sorted(agents, key=lambda one: (one.created_at, one.submission_id), reverse=True):
+        if left[agent.owner_id] < per_owner:
+            left[agent.owner_id] += 1
+            chosen.add(agent.submission_id)
+    return [agent for agent in agents if agent.submission_id in chosen]
+
+
+def check_room(store: Store, owner: str, env_id: str, algorithm: str, per_owner: int) -> None:
+    """Raises QuotaExceeded where one more agent would be more than an owner may have on the ladder. A new version of
+    one that is there takes its place. Counts those that are still to enter."""
+    season, who = store.live_season(env_id), store.find_owner(owner)
+    if not per_owner or season is None or who is None:
+        return
+    on_it = submissions.c.state.in_(sorted({*ACTIVE, State.RANKED})) & submissions.c.deleted_at.is_(None)
+    query = sa.select(submissions.c.algorithm).where(
+        submissions.c.owner_id == who.id, submissions.c.season_id == season.id, on_it
+    )
+    known = {row["algorithm"] for row in store.rows(query.distinct())}
+    if algorithm not in known and len(known) >= per_owner:
+        raise QuotaExceeded(
+            f"{per_owner} agents of one owner may play in {env_id}: send a new version of one (the same algorithm), "
+            "or delete one first"
+        )
 
 
 def bench(store: Store, submission_id: str, reason: str) -> Bench:

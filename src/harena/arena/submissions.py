@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harena.arena import draws, evaluate, finals, intake, package, script
+from harena.arena import draws, evaluate, finals, intake, package, roster, script
 from harena.arena.accounts import Environment
 from harena.arena.draws import Draw
 from harena.arena.evaluate import Status
@@ -135,6 +135,7 @@ class Submissions:
                 if self._open_environment(env_id).kind is not environment.kind:
                     raise Conflict(f"{env_id} was changed just now: try again")
                 self._check_room()
+                self._check_agents(environment, owner, algorithm)
                 made = self._store.submit(
                     owner, env_id, algorithm=algorithm, digest=digest, main_file=_main_file(code), client_id=client_id,
                     anonymous=anonymous, kind=kind, warnings=taken.warnings, quota=self._settings.quota,
@@ -164,6 +165,11 @@ class Submissions:
         most = self._settings.max_queued
         if self._queue.waiting(JOBS) >= most:
             raise Busy(f"{most} submissions wait already: come back in a few minutes")
+
+    def _check_agents(self, environment: Environment, owner: str, algorithm: str) -> None:
+        if environment.kind is _LADDER:
+            most = EnvironmentSettings.parse(environment.settings).agents_per_owner
+            roster.check_room(self._store, owner, environment.env_id, algorithm, most)
 
     def _enqueue(self, submission_id: str, environment: EnvironmentKind, kind: Kind) -> Submission:
         job = "script" if kind is Kind.SELF_REPORTED else "enter" if environment is _LADDER else "evaluate"
@@ -206,6 +212,7 @@ class Submissions:
             if environment.kind is _LADDER and before.kind is Kind.SELF_REPORTED:
                 raise Conflict(f"{before.env_id} is a ladder now: {WHAT_AN_AGENT_IS}")
             self._check_room()
+            self._check_agents(environment, before.owner, before.algorithm)
             transition(before.state, Event.REEVALUATE)
             self._store.charge_again(submission_id, self._settings.quota)
             if self._store.move(submission_id, Event.REEVALUATE).state is State.RECEIVED:

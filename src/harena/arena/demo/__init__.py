@@ -15,7 +15,8 @@ from harena.arena.arena import Arena
 from harena.arena.intake import Upload
 from harena.arena.models import Scope
 
-OWNER = "demo"
+OWNERS = ("demo", "demo-2", "demo-3", "demo-4", "demo-5")
+"""Of each environment's agents one each: agents of one owner do not meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +104,15 @@ def load(arena: Arena) -> bool:
     if arena.store.environments(enabled_only=False):
         return False
     # A name that has had a key is nobody's without one.
-    key, _ = arena.store.create_key(OWNER, [Scope.READ], label="keeps the name")
-    arena.store.revoke_key(key.id)
-    arena.store.set_quota(OWNER, per_day=1000, at_once=1000)
+    for owner in OWNERS:
+        key, _ = arena.store.create_key(owner, [Scope.READ], label="keeps the name")
+        arena.store.revoke_key(key.id)
     for exhibit in EXHIBITS:
         sample = _source(exhibit.folder, exhibit.sample).decode()
         arena.put_environment(exhibit.env_id, settings={**exhibit.settings, "sample_agent": sample})
-        for file, algorithm in exhibit.agents.items():
+        for owner, (file, algorithm) in zip(OWNERS, exhibit.agents.items(), strict=False):
             upload = Upload(name=file, data=_source(exhibit.folder, file))
-            arena.submissions.submit([upload], owner=OWNER, env_id=exhibit.env_id, algorithm=algorithm)
+            arena.submissions.submit([upload], owner=owner, env_id=exhibit.env_id, algorithm=algorithm)
     return True
 
 
