@@ -253,8 +253,8 @@ def test_position_and_eta(queue, clock):
     queue.claim("evaluate", "b")
     clock.now += 4
     assert queue.place(ids[1]) == jobs.Place(position=0, eta_s=6.0)
-    assert queue.place(ids[3]) == jobs.Place(position=0, eta_s=10.0)
-    assert queue.place(ids[5]) == jobs.Place(position=2, eta_s=20.0)
+    assert queue.place(ids[3]) == jobs.Place(position=0, eta_s=16.0)
+    assert queue.place(ids[5]) == jobs.Place(position=2, eta_s=26.0)
     urgent = queue.enqueue("evaluate", {}, priority=1)
     assert queue.place(urgent).position == 0
     assert queue.place(ids[5]).position == 3
@@ -290,7 +290,9 @@ def test_a_payload_that_is_no_json_is_refused(queue, payload):
 
 
 def test_claim_is_by_index_and_skips_locked_rows_on_postgresql(queue, url):
-    search = "SELECT id FROM jobs WHERE state='queued' AND kind='e' AND run_at<=1 ORDER BY priority DESC, id LIMIT 1"
+    search = (
+        "SELECT id FROM jobs WHERE state='queued' AND kind='e' AND run_at<=1 ORDER BY priority DESC, turn, id LIMIT 1"
+    )
     with queue.database.begin() as connection:
         if url.startswith("sqlite"):
             steps = " ".join(row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {search}"))

@@ -41,6 +41,7 @@ from harena.arena.settings import Settings
 from harena.errors import SpecError
 from harena.match.executor import config as executor_config
 from harena.match.executor import server as executor_server
+from harena.match.executor.orders import CALLER
 
 HOST_KEY = "host.key"
 REPLAYS = "replays"
@@ -216,7 +217,8 @@ def _start_executor(stack: contextlib.ExitStack, arena: Arena, options: Options,
     if not arena.settings.anonymous_submit:
         door = grpc_door.Keys(arena.store, arena.settings, limits, token=settings.executor.auth_token)
     try:
-        running = executor_server.start(settings, runner=arena.runner, door=door)
+        arena.desk.caller = CALLER.get
+        running = executor_server.start(settings, runner=arena.desk, door=door)
     except executor_config.ConfigError as error:
         raise PortInUse(f"gRPC: {error}; choose another port with --grpc-port") from None
     stack.callback(running.stop)

@@ -70,6 +70,7 @@ def _submit(api: Api, request: Request, who: Principal, form: Form) -> Submissio
             made = api.arena.submissions.submit(
                 files, owner=sender.owner, env_id=env_id, algorithm=form.algorithm, main_file=form.main_file,
                 client_id=sender.client_id, anonymous=sender.anonymous,
+                address=str(request.scope["state"].get("address", "")),
             )  # fmt: skip
         except HarenaError as error:
             api.metrics.refused.labels(_why(error)).inc()

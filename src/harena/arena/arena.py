@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harena.arena import finals
+from harena.arena import desk, finals
 from harena.arena import matches as matches_module
 from harena.arena.accounts import Environment
 from harena.arena.challenges import Challenges
+from harena.arena.desk import Desk
 from harena.arena.files import FileStore
 from harena.arena.hub import Hub
 from harena.arena.jobs import Job, Queue
@@ -30,12 +31,14 @@ from harena.arena.standings import Standings
 from harena.arena.store import Store
 from harena.arena.submissions import Submissions
 from harena.arena.tournaments import Tournaments
-from harena.arena.workers import Workers
+from harena.arena.workers import Lane, Workers
 from harena.errors import SpecError
 from harena.match import registry
 from harena.match.runner import Runner
 
 FIRST_SEASON = "season 1"
+PLAYS = ("evaluate", "enter", finals.JOB)
+"""Jobs of submissions that play on the runner, as matches do."""
 GRACE_S = 10.0
 """What runs may take so long to end when the arena stops."""
 
@@ -65,6 +68,7 @@ class Arena:
         opened.callback(self.hub.close)
         self.runner = opened.enter_context(Runner(settings.workers))
         self.submissions = Submissions(self.store, self.queue, self.files, settings, runner=self.runner)
+        self.desk = Desk(self.queue, self.runner)
         self.matches = Matches(self.store, self.queue, self.files, self.hub, self.runner, self.submissions)
         self.standings = Standings(self.store)
         self.tournaments = Tournaments(self.store, self.standings, self.matches)
@@ -76,11 +80,16 @@ class Arena:
         self.workers = Workers(
             self.store,
             self.queue,
-            handlers={**self.submissions.handlers, matches_module.JOB: self.matches.play},
-            slots={
-                "evaluate": self.runner.workers, "enter": self.runner.workers, "script": settings.scripts_at_once,
-                matches_module.JOB: self.runner.workers, finals.JOB: self.runner.workers,
+            handlers={
+                **self.submissions.handlers, matches_module.JOB: self.matches.play, desk.JOB: self.desk.play,
             },
+            lanes=[
+                Lane(
+                    kinds=(*PLAYS, matches_module.JOB, desk.JOB), slots=self.runner.workers,
+                    first=matches_module.JOB, firm=frozenset({desk.JOB}),
+                )
+            ],
+            slots={"script": settings.scripts_at_once},
             on_dead=self._dead,
             on_requeued=self.submissions.requeued,
             alone=self._guarded(),
@@ -151,6 +160,8 @@ class Arena:
         """Inside the transaction that gave it up."""
         if job.kind == matches_module.JOB:
             self.matches.void(job.payload["match_id"], f"the platform could not play it: {job.reason}")
+        elif job.kind == desk.JOB:
+            self.desk.give_up(job)
         else:
             self.submissions.dead(job)
 

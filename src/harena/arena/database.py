@@ -68,7 +68,19 @@ def _second_secrets(connection: sa.Connection) -> None:
         connection.execute(of.values(final_secret=secrets.token_bytes(32)))
 
 
-MIGRATIONS: dict[int, Migration] = {2: _second_secrets}
+def _fair_turns(connection: sa.Connection) -> None:
+    """Version 3: jobs have shares and take turns. Those that wait keep their order, before all that come after them."""
+    jobs = models.jobs
+    for column in (jobs.c.share, jobs.c.part, jobs.c.turn, jobs.c.cost_s, jobs.c.yielded):
+        words = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE jobs ADD COLUMN {words}")
+    connection.exec_driver_sql("DROP INDEX jobs_in_order")
+    for index in jobs.indexes:
+        if index.name in ("jobs_in_order", "jobs_of_share"):
+            index.create(connection)
+
+
+MIGRATIONS: dict[int, Migration] = {2: _second_secrets, 3: _fair_turns}
 """By the version they lead to; each starts from the one before. A new database is made as `models` says."""
 
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from harena.arena.evaluate import LOST, Cancelled
 from harena.arena.files import FileStore
 from harena.arena.hub import Hub
-from harena.arena.jobs import Job, Queue
+from harena.arena.jobs import Job, Queue, share_of
 from harena.arena.ladder import Match, Seated
 from harena.arena.models import Conflict, JobState, MatchKind, MatchState, environments, jobs, matches
 from harena.arena.settings import EnvironmentSettings
@@ -30,8 +30,6 @@ from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, 
 from harena.match.runner import Handle, Runner
 
 JOB = "match"
-PRIORITIES = {MatchKind.LADDER: 0, MatchKind.TOURNAMENT: 1, MatchKind.CHALLENGE: 2}
-"""Somebody waits for a challenge; the ladder never ends."""
 POLL_S = 0.2
 FINISHED = "finished"
 """The kind of the event of a match that has ended, however it ended."""
@@ -75,7 +73,7 @@ class Matches:
                 env_id, participants, seed=seed, kind=kind, season_id=season_id, tournament_id=tournament_id,
                 pairing=pairing,
             )  # fmt: skip
-            self._queue.enqueue(JOB, {"match_id": match.id}, key=_key(match.id), priority=PRIORITIES[kind])
+            self._queue.enqueue(JOB, {"match_id": match.id}, key=_key(match.id), share=self._share(match))
             self._tell(match, "scheduled")
             return match
 
@@ -118,6 +116,15 @@ class Matches:
                 self.void(row["id"], "its job was called off")
 
     # ---- parts ----
+
+    def _share(self, match: Match) -> str:
+        """Ladders, tournaments and owners who challenge take turns: none of them can keep the others waiting."""
+        if match.kind is MatchKind.CHALLENGE:
+            challenger = match.seats[match.pairing or 0].submission_id
+            return share_of(self._store.submission(challenger).owner)[0]
+        if match.kind is MatchKind.TOURNAMENT:
+            return f"tournament:{match.tournament_id}"
+        return f"ladder:{match.season_id}"
 
     def _end(self, result: MatchResult) -> dict[str, Any]:
         """What is to be stored of a result; its files are stored here."""

@@ -1,8 +1,8 @@
 """Keeps the ladders going: makes matches, folds their results into ratings, fits the boards, benches who keeps failing.
 
-Guarantees: no more matches are open than can be played at once, and none is made while submissions wait; ratings follow
-the order of the matches, whoever ended first, and survive any restart; a board is fitted at most twice a second. One
-thread of one process does it: `pairing`, `ratings` and `fold` decide, this acts.
+Guarantees: no more matches are open than can be played at once, and two while submissions wait: one that is played and
+the next; ratings follow the order of the matches, whoever ended first, and survive any restart; a board is fitted at
+most twice a second. One thread of one process does it: `pairing`, `ratings` and `fold` decide, this acts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from harena.match import registry
 from harena.match.result import SeatStatus
 
 FIRST = ("evaluate", "enter", "script")
-"""Jobs whose owners wait for them: while there are any in the queue, the ladder waits too."""
+"""Jobs whose owners wait for them: while there are any in the queue, ladders have one slot."""
+AT_HAND = 2
+"""Matches while submissions wait: one is played, and the next is there when it ends, or its slot would be gone."""
 TICK_S = 1.0
 """Between two looks without news: for upkeep, and for what other processes wrote."""
 REFIT_S = 0.5
@@ -107,9 +109,8 @@ class Matchmaker:
         news, self._news = self._news, False
         ladders = [ladder for ladder in self._live_ladders() if self._settle(ladder, news=news)]
         self._rng.shuffle(ladders)  # none is always the first to be served
-        if self._queue.waiting(FIRST):
-            return
-        free = self._matches.at_once - len(self._store.open_matches())
+        most = AT_HAND if self._queue.waiting(FIRST) else max(AT_HAND, self._matches.at_once)
+        free = most - len(self._store.open_matches())
         waiting = deque(ladders)
         while free > 0 and waiting:
             ladder = waiting.popleft()

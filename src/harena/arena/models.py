@@ -26,7 +26,7 @@ from sqlalchemy import exc
 
 from harena.errors import HarenaError, SpecError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 MAX_NAME = 200
 """Owners, algorithms, environments, file names: longer ones are refused."""
@@ -293,6 +293,7 @@ metadata = sa.MetaData()
 _Id = sa.String(32)
 _Digest = sa.String(64)
 _Name = sa.String(MAX_NAME)
+_Share = sa.String(80)
 _Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
@@ -609,6 +610,11 @@ jobs = sa.Table(
     sa.Column("fence", sa.Integer, nullable=False),
     sa.Column("worker", _Name),
     sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("share", _Share, nullable=False, server_default=""),  # whose time it takes; empty: nobody's
+    sa.Column("part", _Share, nullable=False, server_default=""),  # of a share that several use: whose of them
+    sa.Column("turn", sa.Double, nullable=False, server_default="0"),  # the order in which shares take turns
+    sa.Column("cost_s", sa.Double, nullable=False, server_default="0"),  # what it is expected to take
+    sa.Column("yielded", sa.Integer, nullable=False, server_default="0"),  # times that it made room for others
     _time("run_at"),
     _time("lease_until", nullable=True),
     _time("created_at"),
@@ -616,5 +622,9 @@ jobs = sa.Table(
     _time("finished_at", nullable=True),
     sqlite_autoincrement=True,
 )
-sa.Index("jobs_in_order", jobs.c.state, jobs.c.kind, jobs.c.priority.desc(), jobs.c.id)
+sa.Index("jobs_in_order", jobs.c.state, jobs.c.kind, jobs.c.priority.desc(), jobs.c.turn, jobs.c.id)
+sa.Index(
+    "jobs_of_share", jobs.c.share, jobs.c.kind, jobs.c.state, jobs.c.turn,
+    sqlite_where=jobs.c.share != "", postgresql_where=jobs.c.share != "",
+)  # fmt: skip
 sa.Index("jobs_by_end", jobs.c.kind, jobs.c.finished_at)

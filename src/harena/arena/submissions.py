@@ -24,7 +24,7 @@ from harena.arena.draws import Draw
 from harena.arena.evaluate import Status
 from harena.arena.files import FileMissing, FileStore
 from harena.arena.intake import Intake, IntakeError, Upload
-from harena.arena.jobs import Job, Place, Queue
+from harena.arena.jobs import Job, Place, Queue, share_of
 from harena.arena.models import (
     ACTIVE,
     Busy,
@@ -47,6 +47,8 @@ from harena.match.runner import Runner
 from harena.sandbox.session import Sandbox
 
 JOBS = ("evaluate", "script", "enter")
+PART_OF_QUEUE = 4
+"""One share may have a quarter of the places in the queue: the others find room."""
 MAX_LOG = 64 * 1024
 """Bytes of a log that are kept."""
 MAX_MAIN = 200
@@ -120,10 +122,14 @@ class Submissions:
         main_file: str = "",
         client_id: str | None = None,
         anonymous: bool = False,
+        address: str = "",
     ) -> Submission:
-        """Queued. Raises IntakeError, QuotaExceeded, Busy, Conflict, NotFound, SpecError: then nothing is stored."""
+        """Queued, in the share of the owner, or without a key of the address that it came from.
+
+        Raises IntakeError, QuotaExceeded, Busy, Conflict, NotFound, SpecError: then nothing is stored."""
         environment = self._open_environment(env_id)
-        self._check_room()
+        share = share_of(owner, address=address if anonymous else None, client_id=client_id)
+        self._check_room(share[0])
         self._store.check_quota(owner, self._settings.quota)
         taken = intake.take_in(uploads, main_file=main_file, limits=self._settings.archive_limits)
         code = _fitting(taken, environment.kind)
@@ -134,7 +140,7 @@ class Submissions:
             with self._store.begin():
                 if self._open_environment(env_id).kind is not environment.kind:
                     raise Conflict(f"{env_id} was changed just now: try again")
-                self._check_room()
+                self._check_room(share[0])
                 self._check_agents(environment, owner, algorithm)
                 made = self._store.submit(
                     owner, env_id, algorithm=algorithm, digest=digest, main_file=_main_file(code), client_id=client_id,
@@ -142,7 +148,7 @@ class Submissions:
                 )  # fmt: skip
                 self._store.check(made.id, kind)
                 self._store.move(made.id, Event.QUEUE)
-                queued = self._enqueue(made.id, environment.kind, kind)
+                queued = self._enqueue(made.id, environment.kind, kind, share)
         except BaseException:
             if not self._store.code_is_used(digest):
                 self._files.delete(digest)
@@ -161,19 +167,33 @@ class Submissions:
             raise Conflict(f"the season {season.name!r:.80} is frozen: it takes no more submissions")
         return environment
 
-    def _check_room(self) -> None:
+    def _check_room(self, share: str) -> None:
         most = self._settings.max_queued
         if self._queue.waiting(JOBS) >= most:
             raise Busy(f"{most} submissions wait already: come back in a few minutes")
+        part = max(1, most // PART_OF_QUEUE)
+        if self._queue.waiting(JOBS, share=share) >= part:
+            raise Busy(f"{part} submissions of yours, or from your address, wait already: come back in a few minutes")
 
     def _check_agents(self, environment: Environment, owner: str, algorithm: str) -> None:
         if environment.kind is _LADDER:
             most = EnvironmentSettings.parse(environment.settings).agents_per_owner
             roster.check_room(self._store, owner, environment.env_id, algorithm, most)
 
-    def _enqueue(self, submission_id: str, environment: EnvironmentKind, kind: Kind) -> Submission:
+    def _share(self, submission: Submission) -> tuple[str, str]:
+        """That of its last job."""
+        if submission.job_id is not None:
+            with contextlib.suppress(NotFound):
+                job = self._queue.get(submission.job_id)
+                if job.share:
+                    return job.share, job.part
+        return share_of(submission.owner)
+
+    def _enqueue(
+        self, submission_id: str, environment: EnvironmentKind, kind: Kind, share: tuple[str, str]
+    ) -> Submission:
         job = "script" if kind is Kind.SELF_REPORTED else "enter" if environment is _LADDER else "evaluate"
-        job_id = self._queue.enqueue(job, {"submission_id": submission_id})
+        job_id = self._queue.enqueue(job, {"submission_id": submission_id}, share=share[0], part=share[1])
         self._tell_queue()
         return self._store.set_job(submission_id, job_id)
 
@@ -211,14 +231,15 @@ class Submissions:
             environment = self._store.environment(before.env_id)
             if environment.kind is _LADDER and before.kind is Kind.SELF_REPORTED:
                 raise Conflict(f"{before.env_id} is a ladder now: {WHAT_AN_AGENT_IS}")
-            self._check_room()
+            share = self._share(before)
+            self._check_room(share[0])
             self._check_agents(environment, before.owner, before.algorithm)
             transition(before.state, Event.REEVALUATE)
             self._store.charge_again(submission_id, self._settings.quota)
             if self._store.move(submission_id, Event.REEVALUATE).state is State.RECEIVED:
                 self._store.check(submission_id, before.kind)
                 self._store.move(submission_id, Event.QUEUE)
-            return self._enqueue(submission_id, environment.kind, before.kind)
+            return self._enqueue(submission_id, environment.kind, before.kind, share)
 
     def _check_season(self, submission: Submission) -> None:
         season = self._store.live_season(submission.env_id)

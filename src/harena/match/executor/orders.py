@@ -9,6 +9,7 @@ import math
 import secrets
 import uuid
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ from harena.match.executor.fetch import Fetcher, FetchRefused
 from harena.match.executor.pb import executor_pb2 as pb
 from harena.match.result import Clock
 
+CALLER: ContextVar[str] = ContextVar("caller", default="")
+"""Whose call this is, by the server's door. Matches are their callers': nobody else watches or cancels them."""
 MAX_ID = 256
 MAX_CONFIG = 64 << 10
 

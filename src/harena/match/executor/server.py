@@ -29,7 +29,7 @@ try:
     from harena.match import registry
     from harena.match.executor import config, service
     from harena.match.executor.config import Config, ConfigError
-    from harena.match.executor.orders import Refused
+    from harena.match.executor.orders import CALLER, Refused
 except ImportError as error:
     if error.name and error.name.startswith("harena"):
         raise
@@ -200,7 +200,7 @@ class _Guard(grpc.ServerInterceptor):
                 self._door.charge(method, caller, context.peer())
             except Refused as refusal:
                 context.abort(refusal.code, str(refusal))
-            service.CALLER.set(caller)
+            CALLER.set(caller)
 
         def whole(behaviour: Any) -> Any:
             def call(request: Any, context: grpc.ServicerContext) -> Any:

@@ -10,7 +10,6 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import grpc
@@ -22,7 +21,7 @@ from harena.match.executor import answers, orders
 from harena.match.executor.config import Config
 from harena.match.executor.fetch import Fetcher
 from harena.match.executor.matches import SLACK_S, Board, Match, Runner, Watcher, archive_limits
-from harena.match.executor.orders import Refused
+from harena.match.executor.orders import CALLER, Refused
 from harena.match.executor.pb import executor_pb2 as pb
 from harena.match.executor.replays import Store
 from harena.match.result import Clock, MatchResult, MatchSpec
@@ -32,9 +31,6 @@ log = logging.getLogger("harena.executor")
 NAME = "executor.Executor"
 SPARE_BYTES = 1 << 16
 """Of a message, for what gRPC adds."""
-
-CALLER: ContextVar[str] = ContextVar("caller", default="")
-"""Whose call this is, by the server's door. Matches are their callers': nobody else watches or cancels them."""
 
 Context = grpc.ServicerContext
 
@@ -150,6 +146,7 @@ class Service:
         watcher = match.watch()
 
         def play() -> None:
+            CALLER.set(match.caller)  # of this thread
             try:
                 self._play(match)
             except Exception:
