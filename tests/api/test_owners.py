@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 
 import pytest
 from served import AGENT, ENV, bearer, failed, ranked, submitted, upload
+from starlette.testclient import TestClient
 
+from harena.api.app import create_app
 from harena.arena.models import Event
+from harena.arena.store import Quota
 
 PRIVATE = {"reason", "warnings", "main_file", "has_log"}
 CLIENT = {"X-Client-Id": "3f0e6d54-client"}
@@ -153,3 +157,21 @@ def test_ids_that_are_none_are_not_found(client, path, bad):
     answer = client.get(path.format(bad))
     assert answer.status_code == 404
     assert answer.json().keys() == {"code", "detail", "hint", "request_id"}
+
+
+def test_two_strangers_of_one_name_have_rows_and_quotas_of_their_own(new_arena):
+    arena = new_arena(quota=Quota(per_day=2, at_once=None))
+    client = TestClient(create_app(arena, loopback=True, allowed_hosts=["testserver"]), client=("127.0.0.1", 50000))
+    for number in range(2):
+        ranked(arena, client, score=1.0 + number, user_id="ann", algorithm="DQN", client_id="one")
+    ranked(arena, client, score=5.0, user_id="ann", algorithm="DQN", client_id="two")
+    assert upload(client, user_id="ann", algorithm="DQN", client_id="one").status_code == 429
+    entries = client.get(f"/v1/boards?env_id={ENV}").json()["entries"]
+    assert [entry["score"] for entry in entries] == [5.0, 2.0]
+    assert len({entry["owner"] for entry in entries}) == 2
+    assert all(re.fullmatch(r"ann#[0-9a-f]{8}", entry["owner"]) for entry in entries)
+    old = client.get(f"/api/leaderboard/?env_id={ENV}&user=ann").json()
+    assert [(entry["user_id"], entry["score"]) for entry in old] == [("ann", 5.0), ("ann", 2.0)]
+    assert upload(client, user_id=entries[0]["owner"], client_id="three").status_code == 422
+    assert upload(client, user_id="ann\u202e", client_id="three").status_code == 422
+    assert upload(client, user_id="bob", algorithm="x\u202e", client_id="three").status_code == 422

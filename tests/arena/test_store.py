@@ -23,7 +23,7 @@ from harena.errors import SpecError
 
 HOSTILE = [
     "Robert'); DROP TABLE submissions;--", "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a" * 200,
-    "../../etc/passwd", "%00%s%n", "{{7*7}}", "${jndi:ldap://x}", "\u202eevil", "Zoë 🏆 中文 \u0301", "' OR 1=1 --", "\x01\x7f\t\n", ":x ?",
+    "../../etc/passwd", "%00%s%n", "{{7*7}}", "${jndi:ldap://x}", "Zoë 🏆 中文 \u0301", "' OR 1=1 --", ":x ?", "שלום",
 ]  # fmt: skip
 
 

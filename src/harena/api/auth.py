@@ -24,7 +24,7 @@ from harena.api.context import Api, get_api
 from harena.api.errors import ApiError
 from harena.api.middleware import SAFE
 from harena.arena.accounts import Key
-from harena.arena.models import MAX_NAME, KeyRefused, NotFound, Scope
+from harena.arena.models import MAX_NAME, KeyRefused, NotFound, Scope, has_mark, marked, unseen
 from harena.arena.records import Submission
 
 COOKIE = "harena_session"
@@ -241,15 +241,16 @@ def sender(api: Api, found: Principal, *, user_id: str, client_id: str | None, l
     if not api.settings.anonymous_submit or (api.loopback and not loopback):
         raise _unauthorized("submitting needs a key here", hint="ask the host for one: Authorization: Bearer hrn_…")
     owner = user_id or ANONYMOUS
-    if not owner.isprintable() or owner != owner.strip():
+    if unseen(owner) is not None or owner != owner.strip() or has_mark(owner):
         raise ApiError(
-            422, "invalid", "user_id is a name in printable characters", hint="leave out what cannot be seen"
-        )
+            422, "invalid", "user_id is a name in printable characters, without a mark such as #0123abcd at its end",
+            hint="leave out what cannot be seen",
+        )  # fmt: skip
     if _looks(owner) in {_looks(name) for name in api.queries.keyed_names()}:
         raise _unauthorized(
             f"the name {owner[:80]!r} belongs to the owner of a key", hint="send the key, or another name"
         )
-    return Sender(owner=owner, anonymous=True, client_id=shown)
+    return Sender(owner=marked(owner, shown) if shown else owner, anonymous=True, client_id=shown)
 
 
 def _looks(name: str) -> str:

@@ -17,7 +17,7 @@ from harena.arena.events import Notice
 from harena.arena.finals import Finalist
 from harena.arena.jobs import Job, Place
 from harena.arena.ladder import Match, Rating
-from harena.arena.models import ACTIVE, EnvironmentKind, Kind, MatchState, State
+from harena.arena.models import ACTIVE, EnvironmentKind, Kind, MatchState, State, unmarked
 from harena.arena.ratings import points as board_points
 from harena.arena.records import Entry, Evaluation, Submission
 from harena.arena.roster import Bench
@@ -117,7 +117,7 @@ def standing(line: Standing, spark: Sequence[float]) -> Shape:
 
 def contract_entry(entry: Shape, env_id: str, kind: str) -> Shape:
     return {
-        "rank": entry["rank"], "id": entry["submission_id"], "user_id": entry["owner"], "env_id": env_id,
+        "rank": entry["rank"], "id": entry["submission_id"], "user_id": unmarked(entry["owner"]), "env_id": env_id,
         "algorithm": entry["algorithm"], "score": entry["score"], "low": entry["low"], "high": entry["high"],
         "kind": kind, "created_at": entry["at"],
     }  # fmt: skip
@@ -195,8 +195,8 @@ def contract_status(state: State) -> str:
 def contract_result(of: Submission, error: str | None) -> Shape:
     return {
         "id": of.id, "status": contract_status(of.state), "score": of.score, "env_id": of.env_id,
-        "algorithm": of.algorithm, "created_at": time_text(of.created_at), "error": error, "user_id": of.owner,
-        "kind": of.kind.value, "low": of.low, "high": of.high,
+        "algorithm": of.algorithm, "created_at": time_text(of.created_at), "error": error,
+        "user_id": unmarked(of.owner), "kind": of.kind.value, "low": of.low, "high": of.high,
     }  # fmt: skip
 
 

@@ -25,12 +25,14 @@ from harena.arena.models import (
     NotFound,
     Scope,
     environments,
+    has_mark,
     keys,
     name_text,
     owners,
     seasons,
 )
 from harena.arena.records import MAX_PAGE, page
+from harena.errors import SpecError
 
 TOKEN_PREFIX = "hrn"
 MAX_TOKEN = 200
@@ -91,9 +93,10 @@ class Accounts(Events):
 
     def owner(self, name: str) -> Owner:
         """The owner of that name, made on first use."""
-        found = self.find_owner(name_text(name, "an owner's name"))
+        found = self.find_owner(name)
         if found is not None:
             return found
+        name_text(name, "an owner's name")
         row = {"id": uuid.uuid4().hex, "name": name, "created_at": self.clock()}
         with self.begin() as connection:
             connection.execute(self.insert(owners).values(row).on_conflict_do_nothing(index_elements=["name"]))
@@ -125,6 +128,8 @@ class Accounts(Events):
         self, owner: str, scopes: Iterable[Scope], *, label: str = "", lifetime_s: float | None = None
     ) -> tuple[Key, str]:
         """The key and its token: the only time that the token is known."""
+        if has_mark(owner):
+            raise SpecError(f"{owner!r:.80} ends like the name of an owner without a key: choose another")
         now, owner_id = self.clock(), self.owner(owner).id
         chosen = frozenset(map(Scope, scopes))
         key_id = secrets.token_hex(8)

@@ -137,7 +137,7 @@ class Arena:
             before = self._environment(full)
             if settings is None:
                 settings = before.settings if before else {}
-            EnvironmentSettings.parse(settings)
+            EnvironmentSettings.parse(settings).check_texts()
             chosen = kind or (before.kind if before else None) or _kind_of(full)
             _check_kind(full, chosen)
             made = self.store.put_environment(full, chosen, settings=dict(settings), enabled=enabled)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from harena.arena.database import columns
 from harena.arena.ladder import Ladder
-from harena.arena.models import Kind, board, owners, submissions
+from harena.arena.models import Kind, board, named, owners, submissions
 from harena.arena.records import Entry, Filter, Sort, Submission, page
 
 CROWD = 7000
@@ -103,8 +103,7 @@ def board_query(
     at = board.c.at + 0 if alone or (crowded and by_score) else board.c.at
     query = _ENTRIES.where(board.c.env_id == env_id, board.c.kind == Kind(kind))
     if alone:
-        owner = sa.select(owners.c.id).where(owners.c.name == where.user).scalar_subquery()
-        query = query.where(board.c.owner_id == owner)
+        query = query.where(board.c.owner_id.in_(sa.select(owners.c.id).where(named(owners.c.name, where.user))))
     if where.algorithm is not None:
         query = query.where(board.c.algorithm == where.algorithm)
     query = query.where(*_between(score, *where.scores), *_between(at, *where.dates))

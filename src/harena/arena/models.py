@@ -17,8 +17,10 @@ StoreError
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 import re
+import unicodedata
 from typing import Any
 
 import sqlalchemy as sa
@@ -211,12 +213,65 @@ class JobState(enum.StrEnum):
 
 
 def name_text(value: str, what: str, *, max_chars: int = MAX_NAME) -> str:
-    """A short text, unchanged. Refuses what one of the databases could not give back."""
+    """A short text, unchanged. Refuses what one of the databases could not give back, and what a reader could not see
+    or would see in the wrong place: control and format characters (direction marks among them), letters that are blank,
+    piles of accents."""
     if not isinstance(value, str) or not 0 < len(value) <= max_chars:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SpecError(f"{what} is a text of 1 to {max_chars} characters")
     if not _storable(value):
         raise SpecError(f"{what} has characters that are not valid Unicode text")
+    hidden = unseen(value)
+    if hidden is not None:
+        raise SpecError(
+            f"{what} has U+{ord(hidden):04X}, which cannot be seen or moves other text: leave it out"
+        )
     return value
+
+
+_BLANK = frozenset(map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0)))
+"""Characters that count as letters or marks and show nothing."""
+MAX_ACCENTS = 3
+"""On one letter; no language that is written with them needs more."""
+
+
+def unseen(text: str, *, lines: bool = False) -> str | None:
+    """The first character that no honest name needs: it is invisible, or it changes how others look. `lines`: of a
+    longer text, which has line breaks."""
+    accents = 0
+    for char in text:
+        accents = accents + 1 if unicodedata.category(char) in ("Mn", "Me") else 0
+        selector = 0xFE00 <= ord(char) <= 0xFE0F or 0xE0100 <= ord(char) <= 0xE01EF
+        shown = char.isprintable() or (lines and char in "\n\r\t")
+        if not shown or char in _BLANK or selector or accents > MAX_ACCENTS:
+            return char
+    return None
+
+
+# ---- owners without keys ----
+
+_MARK = re.compile(r"#[0-9a-f]{8}$", re.ASCII)
+
+
+def marked(name: str, client_id: str) -> str:
+    """The owner of what was sent without a key by this client: two strangers who type one name are two owners. The mark
+    tells them apart and does not tell the client's id."""
+    digest = hashlib.sha256(f"harena mark {client_id}".encode("utf-8", "replace")).hexdigest()
+    return f"{name[: MAX_NAME - 9]}#{digest[:8]}"
+
+
+def unmarked(owner: str) -> str:
+    """The name as it was typed."""
+    return _MARK.sub("", owner)
+
+
+def has_mark(name: str) -> bool:
+    return _MARK.search(name) is not None
+
+
+def named(column: sa.ColumnElement[str], name: str) -> sa.ColumnElement[bool]:
+    """Owners of that name: the one with exactly this name, and those whom marks tell apart."""
+    same = sa.func.substr(column, 1, len(name) + 1) == f"{name}#"
+    return (column == name) | (same & (sa.func.length(column) == len(name) + 9))
 
 
 def digest_text(value: str) -> str:

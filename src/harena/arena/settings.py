@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from harena.arena import evaluate
+from harena.arena.models import unseen
 from harena.arena.store import Quota
 from harena.errors import SpecError
 from harena.match.agents import MB, ArchiveLimits
@@ -195,6 +196,13 @@ class EnvironmentSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=Tru
             return msgspec.convert(dict(settings), cls)
         except (msgspec.ValidationError, TypeError) as error:
             raise SpecError(f"the environment's settings: {error}") from None
+
+    def check_texts(self) -> None:
+        """When they are set: no text of a host's hides something or turns the text around it. Raises SpecError."""
+        for name in ("title", "summary", "rules", "sample_agent"):
+            hidden = unseen(getattr(self, name), lines=name != "title")
+            if hidden is not None:
+                raise SpecError(f"the environment's {name} has U+{ord(hidden):04X}, which cannot be seen: leave it out")
 
     def as_json(self) -> dict[str, Any]:
         return msgspec.to_builtins(self)

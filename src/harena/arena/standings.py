@@ -23,6 +23,7 @@ from harena.arena.models import (
     benches,
     board,
     matches,
+    named,
     owners,
     seats,
     standings,
@@ -260,12 +261,12 @@ class Standings:
         where = where or Filter()
         query = query.where(standings.c.season_id == season_id, standings.c.board == Board(which))
         query = query.where(standings.c.env_id == env_id)
-        for column, value in (
-            (standings.c.owner, user if user is not None else where.user),
-            (standings.c.algorithm, algorithm if algorithm is not None else where.algorithm),
-        ):
-            if value is not None:
-                query = query.where(column == value)
+        user = where.user if user is None else user
+        algorithm = where.algorithm if algorithm is None else algorithm
+        if user is not None:
+            query = query.where(named(standings.c.owner, user))
+        if algorithm is not None:
+            query = query.where(standings.c.algorithm == algorithm)
         for column, (low, high) in ((standings.c.score, where.scores), (standings.c.at, where.dates)):
             if low is not None:
                 query = query.where(column >= low)
