@@ -1,11 +1,15 @@
 """What runs in a box to call the programs of tasks. It is sent there as text and never imported by the host.
 
-Standard input: one JSON line of settings, then one for each job: [program, [argument list, …]]. What was standard
-output gets a frame for each job, in order, as soon as it is done: a length and JSON, [status, outputs or the reason].
+Standard input: one JSON line of settings, then one for each job: [program, [argument list, …], fresh]; the last `fresh`
+calls get a namespace each, the others share one. What was standard output gets a frame for each job, in order, as soon
+as it is done: a length and JSON, [status, outputs or the reason].
 Every argument list was read and written anew by the host: it is a literal. Nothing here is a wall: a program that
 shares this process with others was found to be plain (plain.py), any other has the process, and what it says, to
 itself. What a plain one can leave behind is garbage and compiled patterns: these go, and where the garbage is more than
 LEFTOVER_BYTES the process ends, so that the next ones have all of their memory.
+
+A limit that a job has reached counts, whatever the job made of the exception: time by a note of the alarm and by the
+clock, memory and recursion by a look into every handler of the program.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import re
 import signal
 import struct
 import sys
+import time
 import warnings
 
 TYPE_CHECKING = False  # `typing` is one more import in every box
@@ -34,6 +39,46 @@ class Slow(BaseException):
 
 class Unfit(Exception):
     """A value that has no literal, or too long a one."""
+
+
+ONLY_AST = 0x400
+LOOK = "__harena_caught__"
+"""No plain program can name it."""
+LIMITS = {MemoryError: "memory", RecursionError: "error"}
+
+
+class Caught:
+    """Notes the limits whose exceptions a program has caught: of memory and of recursion."""
+
+    def __init__(self) -> None:
+        self.limit: type[BaseException] | None = None
+        self._call = compile(f"{LOOK}()", "<task>", "exec", ONLY_AST).body[0]
+
+    def compiled(self, program: str) -> Any:
+        """The program with a look at the beginning of all that handles exceptions."""
+        if "except" not in program and "finally" not in program:
+            return compile(program, "<task>", "exec", dont_inherit=True)
+        tree = compile(program, "<task>", "exec", ONLY_AST, dont_inherit=True)
+        nodes: list[Any] = [tree]
+        for node in nodes:
+            for name in node._fields:
+                value = getattr(node, name, None)
+                nodes += [one for one in (value if type(value) is list else (value,)) if hasattr(one, "_fields")]
+            kind = type(node).__name__
+            if kind == "ExceptHandler":
+                node.body.insert(0, self._call)
+            elif kind in ("Try", "TryStar") and node.finalbody:
+                node.finalbody.insert(0, self._call)
+        return compile(tree, "<task>", "exec", dont_inherit=True)
+
+    def look(self) -> None:
+        errors: list[Any] = [sys.exc_info()[1]]
+        for error in errors:
+            if isinstance(error, BaseExceptionGroup):
+                errors += error.exceptions
+            for limit in LIMITS:
+                if isinstance(error, limit):
+                    self.limit = limit
 
 
 def show(value: Any, room: list[int], depth: int = 32) -> str:
@@ -71,16 +116,32 @@ def show_scalar(value: Any, kind: type[Any], room: list[int]) -> str:
     return text
 
 
-def run(program: str, calls: list[str], max_chars: int, names: dict[str, Any]) -> tuple[str, Any]:
-    """(status, outputs): every call gets arguments of its own, in one namespace that is fresh for this job."""
+def run(program: str, calls: list[str], fresh: int, max_chars: int, names: dict[str, Any]) -> tuple[str, Any]:
+    """(status, outputs): every call gets arguments of its own. `names` is a namespace that is fresh for this job; the
+    last `fresh` calls have one each."""
+    caught = Caught()
+    status, body = run_calls(program, calls, fresh, max_chars, names, caught)
+    if caught.limit is not None:
+        return LIMITS[caught.limit], caught.limit.__name__
+    return status, body
+
+
+def run_calls(
+    program: str, calls: list[str], fresh: int, max_chars: int, names: dict[str, Any], caught: Caught
+) -> tuple[str, Any]:
     try:
-        exec(compile(program, "<task>", "exec", dont_inherit=True), names)
-        function = names["f"]
+        code = caught.compiled(program)
+        names[LOOK] = caught.look
+        exec(code, names)
         outputs: list[str] = []
         codes = {call: compile("(" + call + ",)" if call else "()", "<call>", "eval") for call in calls}
-        for call in calls:
+        for at, call in enumerate(calls):
+            if at >= len(calls) - fresh:
+                names.clear()
+                names |= {"__name__": "task", LOOK: caught.look}
+                exec(code, names)
             arguments = eval(codes[call], {})  # noqa: S307
-            value = function(*arguments)
+            value = names["f"](*arguments)
             outputs.append(show(value, [max_chars]))
         return "ok", outputs
     except Unfit as error:
@@ -93,26 +154,41 @@ def run(program: str, calls: list[str], max_chars: int, names: dict[str, Any]) -
         return "error", type(error).__name__[:80]
 
 
-def watch(cpu_s: float) -> Callable[[bool], None]:
+class Watch:
     """Two looks at a job: after cpu_s it is asked to stop, by an exception; after as much again the process ends. The
-    kernel ends it after 3 * cpu_s of code that never comes back to the interpreter."""
-    seen = [0]
+    kernel ends it after 3 * cpu_s of code that never comes back to the interpreter. A job that caught the exception, or
+    that no look came to in time, is late all the same."""
 
-    def look(number: int, frame: object) -> None:
-        seen[0] += 1
-        if seen[0] > 1:
+    def __init__(self, cpu_s: float) -> None:
+        self._cpu_s = cpu_s
+        self._looks = 0
+        self._begun = 0.0
+        signal.signal(signal.SIGPROF, self._look)
+        signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+
+    def _look(self, number: int, frame: object) -> None:
+        self._looks += 1
+        if self._looks > 1:
             os._exit(SLOW_EXIT)
         raise Slow
 
-    signal.signal(signal.SIGPROF, look)
-    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+    def begin(self) -> None:
+        self._looks = 0
+        self._begun = time.process_time()
+        self._set(self._cpu_s)
 
-    def arm(on: bool) -> None:
-        seen[0] = 0
-        signal.setitimer(signal.ITIMER_PROF, cpu_s if on else 0, cpu_s)
-        signal.setitimer(signal.ITIMER_VIRTUAL, 3 * cpu_s if on else 0)
+    def end(self) -> bool:
+        """Whether it was late."""
+        late = time.process_time() - self._begun > self._cpu_s
+        try:
+            self._set(0)
+        except Slow:  # at the last moment
+            self._set(0)
+        return late or self._looks > 0
 
-    return arm
+    def _set(self, cpu_s: float) -> None:
+        signal.setitimer(signal.ITIMER_PROF, cpu_s, cpu_s)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 3 * cpu_s)
 
 
 def measure() -> Callable[[], bool]:
@@ -131,11 +207,81 @@ def measure() -> Callable[[], bool]:
     return lambda: held() > most
 
 
+SHIFT_S = 34_580_833
+"""Another year, month, day of the week, hour, minute and second: 400 days, 5:47:13."""
+SHIFT_PID = 7_919
+CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime")
+
+
+def go_elsewhere(*mine: int) -> None:
+    """Changes what a program sees that looks around: clocks, its process and their number, its folder. Hostname and
+    environment are the box's. A program that wants to be deceived by none of this is not: it says the same in both
+    checks by intent, as a coin may by chance."""
+    shift_clocks()
+    os.mkdir("/tmp/elsewhere")
+    os.chdir("/tmp/elsewhere")
+    os.utime(".", (SHIFT_S, SHIFT_S))
+    if os.fork() == 0:  # one process more, as long as the program runs
+        for fd in mine:
+            os.close(fd)
+        while True:
+            signal.pause()
+    cores, pid, parent, system_times = os.cpu_count() or 1, os.getpid(), os.getppid(), os.times
+    replace("os", cpu_count=lambda: cores + 1)
+    for module in ("os", "posix"):
+        replace(
+            module,
+            getpid=lambda: pid + SHIFT_PID,
+            getppid=lambda: parent + SHIFT_PID,
+            times=lambda: os.times_result([value + SHIFT_S for value in system_times()]),
+        )
+
+
+def shift_clocks() -> None:
+    for name in CLOCKS:
+        replace("time", **{name: shifted(getattr(time, name), SHIFT_S)})
+        replace("time", **{name + "_ns": shifted(getattr(time, name + "_ns"), SHIFT_S * 10**9)})
+    now, strftime, asctime = time.time, time.strftime, time.asctime
+    for name in ("gmtime", "localtime", "ctime"):
+        replace("time", **{name: at_that_time(getattr(time, name), now)})
+    replace(
+        "time",
+        strftime=lambda text, given=None: strftime(text, given or time.localtime()),
+        asctime=lambda given=None: asctime(given or time.localtime()),
+    )
+    # In Python, datetime asks `time`; in C it asks the system.
+    sys.modules.pop("datetime", None)
+    sys.modules["_datetime"] = None  # pyright: ignore[reportArgumentType]
+
+
+def shifted(clock: Callable[..., Any], by: int) -> Callable[..., Any]:
+    return lambda *which: clock(*which) + by
+
+
+def at_that_time(function: Callable[[Any], Any], now: Callable[[], float]) -> Callable[..., Any]:
+    return lambda seconds=None: function(now() if seconds is None else seconds)
+
+
+def replace(module: str, **functions: Any) -> None:
+    for name, function in functions.items():
+        setattr(sys.modules[module], name, function)
+
+
 def start_again(settings: dict[str, Any]) -> None:
     """The same process with another Python in it: the seed of hashes is set once, at its start."""
     os.lseek(0, 0, os.SEEK_SET)
     environment = {"PYTHONHASHSEED": str(settings["hash_seed"])}
     os.execve(sys.executable, [sys.executable, "-s", "-S", "-B", "-c", settings["source"]], environment)
+
+
+def end_of(watch: Watch, names: dict[str, Any]) -> bool:
+    """Cleans up in the job's own time; whether that was over."""
+    try:
+        names.clear()  # its function and its names hold each other
+        re.purge()  # 2 and 2.0 are one flag to the cache of patterns, and two to the compiler
+    except Slow:
+        names.clear()
+    return watch.end()
 
 
 def main() -> None:
@@ -150,20 +296,20 @@ def main() -> None:
         os.dup2(null, fd)
     warnings.simplefilter("ignore")
     sys.setrecursionlimit(sys.getrecursionlimit() + settings["deeper"])
-    arm = watch(settings["cpu_s"]) if settings["cpu_s"] else None
-    is_full = measure() if arm else None
+    if settings["elsewhere"]:
+        go_elsewhere(out)
+    watch = Watch(settings["cpu_s"]) if settings["cpu_s"] else None
+    is_full = measure() if watch else None
     write, dumps, pack, length, max_chars = os.write, json.dumps, struct.Struct("<I").pack, len, settings["max_chars"]
     loads, run_job = json.loads, run
     for line in lines[1:]:
-        program, calls = loads(line)
+        program, calls, fresh = loads(line)
         names: dict[str, Any] = {"__name__": "task"}
-        if arm:
-            arm(True)
-        answer = run_job(program, calls, max_chars, names)
-        if arm:
-            names.clear()  # in the job's own time: its function and its names hold each other
-            re.purge()  # 2 and 2.0 are one flag to the cache of patterns, and two to the compiler
-            arm(False)
+        if watch:
+            watch.begin()
+        answer = run_job(program, calls, fresh, max_chars, names)
+        if watch and end_of(watch, names):
+            answer = ("time", "")
         data = dumps(answer).encode()
         data = pack(length(data)) + data
         while data:

@@ -5,7 +5,8 @@ Plain programs (plain.py) share a process, bundle by bundle, each job in a fresh
 run again alone, and those behind it in another process; one that ran out of memory is run again alone, since it may
 have been another's. All other programs are alone from the start: a process, files and namespaces of their own. There
 are two sides, so that a job can be run twice in interpreters that were started apart, with other hash seeds, other
-addresses and another limit on recursion.
+addresses, another limit on recursion, and for those that could look around another host, environment, folder, time and
+process.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ BATCHES = 4
 """Batches that run side by side, so that one with programs that hang does not hold back those behind it."""
 DEEPER = 64
 """Calls by which the second run of a job may recurse deeper than the first: what tells them apart is no task."""
+ELSEWHERE = {"hostname": "elsewhere", "env": {"TZ": "XYZ-5:45", "HOME": "/tmp", "USER": "other", "ELSEWHERE": "1"}}
+"""What the boxes of the second side have of their own; boxed.py has the rest."""
 _SLOW_EXIT = 111
 """What boxed.py exits with when a job does not stop; nothing plain can exit by itself."""
 _LENGTH = struct.Struct("<I")
@@ -69,8 +72,11 @@ _FROM_BOX = {status.value: status for status in Status}
 class Job:
     program: str
     calls: tuple[str, ...]
-    """Argument lists, each a literal that the host wrote itself. All are called in one fresh namespace, in order."""
+    """Argument lists, each a literal that the host wrote itself. They are called in order, in one namespace that is
+    fresh for this job."""
     plain: bool
+    fresh: int = 0
+    """The last so many calls have a namespace each, in which the program has just been run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +126,8 @@ class Executor:
         self._sides: list[_Side] = []
         self._threads = ThreadPoolExecutor(2 * BATCHES, thread_name_prefix="azr-executor")
         try:
-            for _ in range(2):
-                self._sides.append(_Side(self.bounds, backend=backend, boxes=boxes))
+            for spec in (Spec(preload=PRELOAD), Spec(preload=PRELOAD, **ELSEWHERE)):
+                self._sides.append(_Side(self.bounds, spec, backend=backend, boxes=boxes))
         except BaseException:
             self.close()
             raise
@@ -142,7 +148,7 @@ class Executor:
         first, second = self._sides
         running = [
             self._threads.submit(first.run, jobs),
-            self._threads.submit(second.run, others, deeper=DEEPER),
+            self._threads.submit(second.run, others, elsewhere=True),
         ]
 
         def outcomes() -> list[tuple[Outcome, Outcome]]:
@@ -175,9 +181,8 @@ class Executor:
 class _Side:
     """Boxes whose interpreters no other side has: some for bundles, which are quick, some for jobs that are alone."""
 
-    def __init__(self, bounds: Bounds, *, backend: str, boxes: int) -> None:
+    def __init__(self, bounds: Bounds, spec: Spec, *, backend: str, boxes: int) -> None:
         self._bounds = bounds
-        spec = Spec(preload=PRELOAD)
         self._shared = SandboxPool(spec, warm=boxes, max_live=boxes, backend=backend)
         try:
             stragglers = stragglers_for(_host_mb(), boxes=2 * boxes, memory_mb=bounds.memory_mb)
@@ -195,12 +200,12 @@ class _Side:
         self._shared.close()
         self._alone.close()
 
-    def run(self, jobs: Sequence[Job], seed: int | None = None, *, deeper: int = 0) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], seed: int | None = None, *, elsewhere: bool = False) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         shared = [index for index, job in enumerate(jobs) if job.plain and self._bounds.share]
         alone = sorted(set(range(len(jobs))) - set(shared))
         while shared:
-            parcels = [self._parcel(jobs, at, seed, deeper, together=True) for at in _cut(shared, self._size)]
+            parcels = [self._parcel(jobs, at, seed, elsewhere, together=True) for at in _cut(shared, self._size)]
             results = self._map(self._shared, parcels, together=True)
             shared = list[int]()
             for parcel, result in zip(parcels, results, strict=True):
@@ -209,7 +214,7 @@ class _Side:
                 left = parcel.indices[len(done) :]
                 alone += self._again(parcel.indices[: len(done)], outcomes) + self._culprit(left[:1], result, outcomes)
                 shared += left[1:]
-        parcels = [self._parcel(jobs, [index], seed, deeper, together=False) for index in alone]
+        parcels = [self._parcel(jobs, [index], seed, elsewhere, together=False) for index in alone]
         for parcel, result in zip(parcels, self._map_alone(parcels), strict=True):
             done = self._frames(parcel, jobs, result)
             outcomes[parcel.indices[0]] = done[0] if done and result.ok else _outcome_of(result)
@@ -232,17 +237,18 @@ class _Side:
         return []
 
     def _parcel(
-        self, jobs: Sequence[Job], indices: list[int], seed: int | None, deeper: int, *, together: bool
+        self, jobs: Sequence[Job], indices: list[int], seed: int | None, elsewhere: bool, *, together: bool
     ) -> _Parcel:
         bounds = self._bounds
         head = {
             "cpu_s": bounds.cpu_s if together else 0,
             "max_chars": bounds.max_chars,
-            "deeper": deeper,
+            "deeper": DEEPER if elsewhere else 0,
+            "elsewhere": elsewhere and not jobs[indices[0]].plain,  # a plain one sees nothing of it
             "hash_seed": seed,
             "source": "" if seed is None else self._source,
         }
-        lines = [head, *([jobs[index].program, jobs[index].calls] for index in indices)]
+        lines = [head, *([jobs[index].program, jobs[index].calls, jobs[index].fresh] for index in indices)]
         calls = sum(len(jobs[index].calls) for index in indices)
         return _Parcel(indices, "\n".join(map(json.dumps, lines)).encode(), calls)
 

@@ -3,15 +3,17 @@ outputs never enter one; nothing is right that was not compared on this side, by
 
 A proposal is valid when it parses, has one function at the top level, imports nothing that the lint forbids, takes
 arguments that are literals, and gives outputs that are literals and the same ones in four calls: two in each of two
-interpreters with other hash seeds and addresses, another order of the calls and another limit on recursion; and where
-it may meet a set, in six more. The lint keeps honest models on the way; the wall is the box.
+interpreters with other hash seeds and addresses, another order of the calls and another limit on recursion, which also
+see another time, host, folder, environment and process; and where it may meet a set, in six more. The lint keeps honest
+models on the way; the wall is the box.
 
 deduction   the answer is a literal, compared here; nothing runs
 abduction   the answer is an argument list, read here; the task's own program is called with it, and its output
             compared here. Where the program may meet a set, or do more than compute, it must give that output in both
             interpreters: it was found to be the same every time for the task's own input only
-induction   the answer is a program: it is called with the hidden inputs, its outputs are compared here with the hidden
-            ones. It can forge what it returns, but not without knowing what to return
+induction   the answer is a program: it is called with the hidden inputs, in order and then backwards, there each time
+            in a fresh namespace; one that can do more than compute also in a process for each input. Its outputs are
+            compared here with the hidden ones. It can forge what it returns, but not without knowing what to return
 """
 
 from __future__ import annotations
@@ -165,8 +167,9 @@ class Verifier:
                 jobs.setdefault(job, []).append(index)
         for outcome, places in zip(self._executor.run(list(jobs)), jobs.values(), strict=True):
             for index in places:
-                found[index] = _compared(outcome, expected_outputs(attempts[index].task))
+                found[index] = _compared(outcome, _asked_outputs(attempts[index].task))
         self._confirm(attempts, found, jobs)
+        self._separate(attempts, found, jobs)
         return cast("list[Grade]", found)
 
     def _confirm(
@@ -182,6 +185,24 @@ class Verifier:
             for index in places:
                 again = [_compared(outcome, expected_outputs(attempts[index].task)) for outcome in runs]
                 found[index] = next((one for one in again if not one.right), found[index])
+
+    def _separate(
+        self, attempts: Sequence[Attempt], found: list[Grade | None], jobs: Mapping[Job, Sequence[int]]
+    ) -> None:
+        """An induction answer that can do more than compute may remember outside its namespace, or look at a clock:
+        each hidden input gets a process of its own, in both interpreters."""
+        doubtful = [
+            (index, Job(program=job.program, calls=(given,), plain=False), output)
+            for job, places in jobs.items()
+            if job.fresh and not job.plain
+            for index in places
+            if (grade := found[index]) is not None and grade.right
+            for given, output in zip(job.calls, expected_outputs(attempts[index].task), strict=False)
+        ]
+        outcomes = self._executor.run_twice([job for _, job, _ in doubtful])
+        for (index, _, output), runs in zip(doubtful, outcomes, strict=True):
+            again = [_compared(outcome, (output,)) for outcome in runs]
+            found[index] = next((one for one in again if not one.right), found[index])
 
     def submit_validate(self, proposals: Sequence[Proposal]) -> Future[list[Validation]]:
         return self._threads.submit(self.validate, list(proposals))
@@ -236,7 +257,10 @@ class Verifier:
         checked = check_program(answer.text, self.settings.forbidden)
         if isinstance(checked, Validation):
             return Grade(right=False, verdict=checked.verdict, detail=checked.detail)
-        return Job(program=checked.program, calls=tuple(given for given, _ in task.hidden), plain=checked.plain)
+        # In order in one namespace, then back with a namespace for each: what it remembers is of no use.
+        hidden = tuple(given for given, _ in task.hidden)
+        calls = (*hidden, *reversed(hidden))
+        return Job(program=checked.program, calls=calls, plain=checked.plain, fresh=len(hidden))
 
 
 def check_program(source: str, forbidden: frozenset[str] = FORBIDDEN) -> Checked | Validation:
@@ -275,6 +299,12 @@ def _check(source: str, forbidden: frozenset[str]) -> Checked | Validation:
 def expected_outputs(task: Task) -> tuple[str, ...]:
     """What must come out: for induction of the hidden inputs, else of the one input."""
     return tuple(out for _, out in task.hidden) if isinstance(task, InductionTask) else (task.output,)
+
+
+def _asked_outputs(task: Task) -> tuple[str, ...]:
+    """What must come out of the calls of a question: hidden inputs are asked there and back."""
+    expected = expected_outputs(task)
+    return (*expected, *reversed(expected)) if isinstance(task, InductionTask) else expected
 
 
 @functools.lru_cache(maxsize=4096)
@@ -413,7 +443,7 @@ def _compared(outcome: Outcome, expected: tuple[str, ...]) -> Grade:
     try:
         right = all(
             literals.same(literals.read(output), literals.read(wanted))
-            for output, wanted in zip(outcome.outputs, expected, strict=True)
+            for output, wanted in set(zip(outcome.outputs, expected, strict=True))
         )
     except LiteralError as error:
         return Grade(right=False, verdict=Verdict.TYPE, detail=str(error))
