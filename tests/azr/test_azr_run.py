@@ -63,14 +63,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- ended and resumed ----
 
 
-def test_one_interrupt_lets_the_iteration_end_and_saves_it(tmp_path: Path, whole: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_one_interrupt_lets_the_iteration_end_and_saves_it(tmp_path: Path, whole: Path, sent: signal.Signals) -> None:
     said: list[str] = []
-    engine = EndsIn(2, lambda: signal.raise_signal(signal.SIGINT))
+    engine = EndsIn(2, lambda: signal.raise_signal(sent))
     with pytest.raises(KeyboardInterrupt):
         run.train(tmp_path / "run", settings(checkpoint_every=10), lambda _: engine, say=said.append)
     assert run.where(tmp_path / "run") == "after iteration 2"
     assert any("Ctrl-C once more" in text for text in said)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert (tmp_path / "run" / "report.html").exists()
     train(tmp_path / "run", resume=True)
     assert left_by(tmp_path / "run") == left_by(whole)
@@ -78,7 +80,7 @@ def test_one_interrupt_lets_the_iteration_end_and_saves_it(tmp_path: Path, whole
 
 def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     def twice() -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):

@@ -44,7 +44,7 @@ class Unfit(Exception):
 ONLY_AST = 0x400
 LOOK = "__harena_caught__"
 """No plain program can name it."""
-LIMITS = {MemoryError: "memory", RecursionError: "error"}
+LIMITS: dict[type[BaseException], str] = {MemoryError: "memory", RecursionError: "error"}
 
 
 class Caught:
@@ -52,30 +52,30 @@ class Caught:
 
     def __init__(self) -> None:
         self.limit: type[BaseException] | None = None
-        self._call = compile(f"{LOOK}()", "<task>", "exec", ONLY_AST).body[0]
 
     def compiled(self, program: str) -> Any:
         """The program with a look at the beginning of all that handles exceptions."""
         if "except" not in program and "finally" not in program:
             return compile(program, "<task>", "exec", dont_inherit=True)
-        tree = compile(program, "<task>", "exec", ONLY_AST, dont_inherit=True)
+        tree: Any = compile(program, "<task>", "exec", ONLY_AST, dont_inherit=True)
+        look: Any = compile(LOOK + "()", "<task>", "exec", ONLY_AST)
         nodes: list[Any] = [tree]
         for node in nodes:
             for name in node._fields:
-                value = getattr(node, name, None)
-                nodes += [one for one in (value if type(value) is list else (value,)) if hasattr(one, "_fields")]
+                value: Any = getattr(node, name, None)
+                parts: list[Any] = value if type(value) is list else [value]
+                nodes += [part for part in parts if hasattr(part, "_fields")]
             kind = type(node).__name__
             if kind == "ExceptHandler":
-                node.body.insert(0, self._call)
+                node.body[:0] = look.body
             elif kind in ("Try", "TryStar") and node.finalbody:
-                node.finalbody.insert(0, self._call)
+                node.finalbody[:0] = look.body
         return compile(tree, "<task>", "exec", dont_inherit=True)
 
     def look(self) -> None:
         errors: list[Any] = [sys.exc_info()[1]]
         for error in errors:
-            if isinstance(error, BaseExceptionGroup):
-                errors += error.exceptions
+            errors += getattr(error, "exceptions", ())  # of a group
             for limit in LIMITS:
                 if isinstance(error, limit):
                     self.limit = limit
@@ -244,11 +244,14 @@ def shift_clocks() -> None:
     now, strftime, asctime = time.time, time.strftime, time.asctime
     for name in ("gmtime", "localtime", "ctime"):
         replace("time", **{name: at_that_time(getattr(time, name), now)})
-    replace(
-        "time",
-        strftime=lambda text, given=None: strftime(text, given or time.localtime()),
-        asctime=lambda given=None: asctime(given or time.localtime()),
-    )
+
+    def strftime_then(text: str, given: Any = None) -> str:
+        return strftime(text, given or time.localtime())
+
+    def asctime_then(given: Any = None) -> str:
+        return asctime(given or time.localtime())
+
+    replace("time", strftime=strftime_then, asctime=asctime_then)
     # In Python, datetime asks `time`; in C it asks the system.
     sys.modules.pop("datetime", None)
     sys.modules["_datetime"] = None  # pyright: ignore[reportArgumentType]
@@ -259,7 +262,10 @@ def shifted(clock: Callable[..., Any], by: int) -> Callable[..., Any]:
 
 
 def at_that_time(function: Callable[[Any], Any], now: Callable[[], float]) -> Callable[..., Any]:
-    return lambda seconds=None: function(now() if seconds is None else seconds)
+    def then(seconds: Any = None) -> Any:
+        return function(now() if seconds is None else seconds)
+
+    return then
 
 
 def replace(module: str, **functions: Any) -> None:

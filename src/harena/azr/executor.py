@@ -44,8 +44,13 @@ BATCHES = 4
 """Batches that run side by side, so that one with programs that hang does not hold back those behind it."""
 DEEPER = 64
 """Calls by which the second run of a job may recurse deeper than the first: what tells them apart is no task."""
-ELSEWHERE = {"hostname": "elsewhere", "env": {"TZ": "XYZ-5:45", "HOME": "/tmp", "USER": "other", "ELSEWHERE": "1"}}
-"""What the boxes of the second side have of their own; boxed.py has the rest."""
+HERE = Spec(preload=PRELOAD)
+ELSEWHERE = Spec(
+    preload=PRELOAD,
+    hostname="elsewhere",
+    env={"TZ": "XYZ-5:45", "HOME": "/tmp", "USER": "other", "ELSEWHERE": "1"},
+)
+"""The boxes of the second side: a program that looks around sees something else there. boxed.py has the rest."""
 _SLOW_EXIT = 111
 """What boxed.py exits with when a job does not stop; nothing plain can exit by itself."""
 _LENGTH = struct.Struct("<I")
@@ -126,7 +131,7 @@ class Executor:
         self._sides: list[_Side] = []
         self._threads = ThreadPoolExecutor(2 * BATCHES, thread_name_prefix="azr-executor")
         try:
-            for spec in (Spec(preload=PRELOAD), Spec(preload=PRELOAD, **ELSEWHERE)):
+            for spec in (HERE, ELSEWHERE):
                 self._sides.append(_Side(self.bounds, spec, backend=backend, boxes=boxes))
         except BaseException:
             self.close()

@@ -25,7 +25,7 @@ from collections import Counter, abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from harena.azr import checkpoint, evaluate, journal, metrics, report, suite
 from harena.azr import config as configs
@@ -182,8 +182,9 @@ def train(
         whole.resume() if resume and whole.has_checkpoint() else whole.begin()
         before = after = whole.evaluated()
         last: Iteration | None = None
-        while trainer.number < config.iterations:
-            with Patience(say) as patience:
+        saved = True
+        with Patience(say) as patience:  # around all: between two iterations a signal must not end them either
+            while trainer.number < config.iterations and not patience.asked:
                 last = whole.iterate()
                 done = trainer.number == config.iterations
                 saved = done or trainer.number % config.checkpoint_every == 0
@@ -192,11 +193,11 @@ def train(
                 due = done or (config.evaluate_every and trainer.number % config.evaluate_every == 0)
                 if due and not patience.asked:
                     after = whole.evaluated()
-            if patience.asked:
-                if not saved:
-                    whole.save()
-                report.write(folder)
-                raise KeyboardInterrupt
+            if patience.asked and not saved:
+                whole.save()
+        if patience.asked:
+            report.write(folder)
+            raise KeyboardInterrupt
         report.write(folder)
     return Outcome(
         folder=folder, iterations=trainer.number, before=before, after=after, last=last,
@@ -205,24 +206,26 @@ def train(
 
 
 class Patience:
-    """While it is entered, the first Ctrl-C is only noted, and the second is one. Where Ctrl-C means something else, as
-    in the background of a script, it keeps its meaning."""
+    """While it is entered, the first Ctrl-C or SIGTERM is only noted, and the second is a KeyboardInterrupt. Where a
+    signal means something else, as Ctrl-C in the background of a script, it keeps its meaning."""
+
+    USUAL: ClassVar = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
     def __init__(self, say: Say) -> None:
         self.asked = False
         self._say = say
-        self._on = False
+        self._taken: list[signal.Signals] = []
 
     def __enter__(self) -> Patience:
-        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        self._on = usual and threading.current_thread() is threading.main_thread()
-        if self._on:
-            signal.signal(signal.SIGINT, self._note)
+        if threading.current_thread() is threading.main_thread():
+            self._taken = [one for one, usual in self.USUAL.items() if signal.getsignal(one) is usual]
+            for one in self._taken:
+                signal.signal(one, self._note)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._on:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for one in self._taken:
+            signal.signal(one, self.USUAL[one])
 
     def _note(self, *_: object) -> None:
         if self.asked:
