@@ -63,8 +63,8 @@ class Caught:
         for node in nodes:
             for name in node._fields:
                 value: Any = getattr(node, name, None)
-                parts: list[Any] = value if type(value) is list else [value]
-                nodes += [part for part in parts if hasattr(part, "_fields")]
+                is_list = type(value).__name__ == "list"
+                nodes += [part for part in (value if is_list else (value,)) if hasattr(part, "_fields")]
             kind = type(node).__name__
             if kind == "ExceptHandler":
                 node.body[:0] = look.body
