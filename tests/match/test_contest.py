@@ -216,3 +216,39 @@ def test_an_interrupted_contest_keeps_what_was_finished() -> None:
     with pytest.raises(KeyboardInterrupt):
         table.run(play)
     assert [(row.standing.agent, row.standing.points) for row in table.rows()] == [(1, 2.0), (0, 0.0)]
+
+
+def repeated(specs: Iterator[MatchSpec]) -> Iterator[MatchResult]:
+    """Two deterministic agents in a game without chance: the seat alone decides."""
+    for spec in specs:
+        names = [code.name for code in spec.agents]
+        yield replace(result_of(spec, 0), fingerprint="".join(names))
+
+
+def test_a_game_that_repeats_another_is_no_new_trial() -> None:
+    table = Contest(Fixed(2, series(2, 1000, mirror=True, seed=1)), spec_of)
+    table.run(repeated)
+    assert (table.distinct_games(), table.counted_games()) == (2, 1000)
+    rate = table.rows()[0].rate
+    assert rate.value == 0.5
+    assert rate.low < 0.1, "two games prove nothing, however often they are played"
+    assert table.comparisons()[0].games == 1000
+
+
+def test_games_that_differ_count_one_by_one() -> None:
+    table = Contest(Fixed(2, series(2, 100, mirror=False, seed=1)), spec_of)
+    table.run(lambda specs: (replace(one, fingerprint=str(one.seed)) for one in a_wins(specs)))
+    plain = Contest(Fixed(2, series(2, 100, mirror=False, seed=1)), spec_of)
+    plain.run(a_wins)
+    assert table.distinct_games() == plain.distinct_games() == 100
+    assert table.rows()[0].rate == plain.rows()[0].rate
+
+
+def test_games_of_one_seat_are_compared_by_the_seeds_that_differ() -> None:
+    pairings = [
+        Pairing(seats=(agent,), seed=seed, round=1, number=2 * seed + agent) for seed in range(10) for agent in (0, 1)
+    ]
+    table = Contest(Fixed(2, pairings), spec_of)
+    table.run(lambda specs: (replace(result_of(spec, 0), fingerprint=str(spec.seed % 2)) for spec in specs))
+    assert table.distinct_games() == 4
+    assert [row.score.low for row in table.rows()] == [float("-inf")] * 2, "two different seeds are too few"

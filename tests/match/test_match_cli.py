@@ -21,6 +21,7 @@ import pytest
 from harena import cli, terminal
 from harena.match import cli as match_cli
 from harena.match import cli_match, cli_replay
+from harena.match.replay import Replay
 
 COMMAND = [sys.executable, "-m", "harena.cli"]
 Capture = pytest.CaptureFixture[str]
@@ -128,7 +129,7 @@ def test_exit_codes_are_in_the_help(capsys: Capture) -> None:
         (["tictactoe", "{first}", "{last}", "--log", "2"], "--log 2: the agents have the numbers 0 to 1"),
         (["tictactoe", "{first}", "{last}", "--fps", "0"], "--fps 0: above 0 "),
         (["tictactoe", "{first}", "{last}", "--replay", "/nowhere/x"], "cannot write /nowhere/x: "),
-        (["tictactoe", "{first}", "{last}", "--lockstep", "--watch"], "--lockstep keeps no replays: "),
+        (["tictactoe", "{first}", "{last}", "--lockstep", "--watch"], "--lockstep plays many games at once"),
         (["tictactoe", "{first}", "{last}", "--", "more.py"], "'more.py' after --: "),
         (["no_module:factory", "{first}"], "no_module:factory could not be imported: "),
     ],
@@ -253,6 +254,78 @@ def test_lockstep_gives_the_same_games(agents: dict[str, str], capfd: Capture) -
         (game["seed"], game["winner"], game["steps"]) for game in many["games"]
     ]
     assert one["scores"] == many["scores"]
+
+
+RANDOM = """
+import random
+def act(observation):
+    return random.choice([cell for cell in range(9) if observation[cell] == 0])
+"""
+
+
+def test_lockstep_gives_the_same_games_to_agents_that_throw_dice(
+    agents: dict[str, str], tmp_path: Path, capfd: Capture
+) -> None:
+    (tmp_path / "random.py").write_text(RANDOM)
+    words = ["match", "tictactoe", str(tmp_path / "random.py"), agents["first"], "--games", "20", "--seed", "1"]
+    one, many = (
+        run_json(capfd, *words, "--replay", str(tmp_path / f"{name}.replay"), *more)
+        for name, more in (("one", []), ("many", ["--lockstep"]))
+    )
+    shown = [
+        [
+            (game["seed"], game["winner"], game["fingerprint"], [seat["moves"] for seat in game["seats"]])
+            for game in data["games"]
+        ]
+        for data in (one, many)
+    ]
+    assert shown[0] == shown[1]
+    assert one["distinct_games"] == many["distinct_games"] > 5
+    for number in range(1, 21):
+        pair = [Replay.load(tmp_path / f"{name}-{number:02}.replay").game_part() for name in ("one", "many")]
+        assert pair[0] == pair[1]
+
+
+def test_games_that_repeat_are_said_to(agents: dict[str, str], capfd: Capture) -> None:
+    words = ["match", "tictactoe", agents["first"], agents["last"], "--games", "20", "--mirror", "--seed", "3"]
+    assert run(*words) == 0
+    shown = capfd.readouterr().out
+    assert "20 games, 2 distinct" in shown
+    assert "2 of 20 games differ" in shown
+
+
+def test_a_setting_that_the_game_stumbles_over_is_one_line(
+    agents: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    (tmp_path / "nim_like.py").write_text(NIM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HARENA_GAMES", "")
+    assert run("match", "nim_like:Nim", agents["first"], agents["last"], "--set", "heap=abc") == 2
+    shown = capfd.readouterr().err
+    assert "heap='abc'" in shown
+    assert "Traceback" not in shown
+
+
+NIM = """
+from harena.match.game import BaseGame, Outcome
+from harena.match.spaces import Discrete
+
+class Nim(BaseGame):
+    id = "nim-v1"
+    def __init__(self, heap: int = 21):
+        self.heap = self.max_steps = heap
+        self.reset(0)
+    def observation_space(self, seat): return Discrete(self.heap + 1)
+    def action_space(self, seat): return Discrete(3, start=1)
+    def reset(self, seed): self.left, self.seat = self.heap, 0
+    def to_move(self): return (self.seat,) if self.left else ()
+    def observe(self, seat): return self.left
+    def step(self, actions):
+        self.left -= min(self.left, actions[self.seat])
+        self.seat = 1 - self.seat
+        return {}
+    def outcome(self): return Outcome((0.0, 0.0), None)
+"""
 
 
 @pytest.mark.parametrize("kind", ["round-robin", "swiss", "elimination", "double-elimination"])

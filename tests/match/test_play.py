@@ -13,7 +13,7 @@ import pytest
 from harena import SpecError
 from harena.match import agents, registry
 from harena.match.play import Rack, play
-from harena.match.replay import Replay
+from harena.match.replay import Replay, ReplayError
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatStatus
 
 RANDOM = """
@@ -60,7 +60,7 @@ def test_match_has_a_winner_scores_and_times(rack: Rack) -> None:
     [
         "class Agent:\n    def act(self, observation): return pick(observation)\n",
         "class Agent:\n    def __init__(self, player_id): assert player_id == 0\n    def get_action(self, o): return pick(o)\n",
-        "class Agent:\n    def __init__(self, **options): assert options == {'player_id': 0}\n    def predict(self, o): return pick(o), None\n",
+        "class Agent:\n    def __init__(self, **options): assert sorted(options) == ['action_space', 'config', 'environment', 'observation_space', 'player_id', 'seats', 'seed']\n    def predict(self, o): return pick(o), None\n",
         "class Thing:\n    def act(self, o): return pick(o)\ndef create_agent(player_id=9): return Thing()\n",
         "def act(observation): return pick(observation)\n",
         "def agent(observation, config):\n    assert config == {}\n    return pick(observation)\n",
@@ -176,25 +176,86 @@ SLOW = "import time\ndef act(o):\n    time.sleep(0.2)\n    return next(c for c i
 
 
 def test_match_clock_ends_a_match_without_a_winner(rack: Rack) -> None:
-    result = connect_four(rack, SLOW, clock=Clock(move_s=5, match_s=0.5))
+    result = connect_four(rack, SLOW, clock=Clock(move_s=5, match_s=0.5), stalling_loses=False)
     assert (result.status, result.winner) == (MatchStatus.TIMEOUT, None)
     assert "0.5 s" in result.error
 
 
 def test_nobody_is_blamed_when_both_were_slow(rack: Rack) -> None:
-    result = connect_four(rack, SLOW, SLOW, clock=Clock(move_s=5, match_s=0.9), stalling_loses=True)
+    result = connect_four(rack, SLOW, SLOW, clock=Clock(move_s=5, match_s=0.9))
     assert (result.status, result.winner) == (MatchStatus.TIMEOUT, None)
 
 
 @pytest.mark.parametrize("stalls", [0, 1])
-def test_who_stalls_until_the_match_clock_runs_out_loses_where_results_count(rack: Rack, stalls: int) -> None:
+def test_who_stalls_until_the_match_clock_runs_out_loses(rack: Rack, stalls: int) -> None:
     """Each of its moves is in time, and it sleeps, so that no processor time is charged."""
     agents = [SLOW, FIRST] if stalls == 0 else [FIRST, SLOW]
-    result = connect_four(rack, *agents, clock=Clock(move_s=5, match_s=0.5), stalling_loses=True)
+    result = connect_four(rack, *agents, clock=Clock(move_s=5, match_s=0.5))
     assert (result.status, result.winner) == (MatchStatus.FINISHED, 1 - stalls)
     assert result.seats[stalls].status is SeatStatus.TIMEOUT
     assert "waiting for it" in result.seats[stalls].reason
     assert Replay.load(result.replay).verify().ok
+
+
+@pytest.mark.parametrize("kind", ["python", "command"])
+def test_a_late_answer_is_not_taken_for_the_next_games(rack: Rack, kind: str) -> None:
+    """The match's time runs out while a seat thinks; its process stays for the series."""
+    slow = code(SLOW, "slow") if kind == "python" else command(LINE_AGENT.replace("        board", "        __import__('time').sleep(0.2)\n        board"))  # fmt: skip
+    spec = MatchSpec(
+        environment="connect_four", agents=(slow, slow), clock=Clock(move_s=5, match_s=0.5), keep=True,
+        stalling_loses=False,
+    )  # fmt: skip
+    results = [play(dataclasses.replace(spec, seed=seed), rack=rack) for seed in range(3)]
+    assert [result.status for result in results] == [MatchStatus.TIMEOUT] * 3, results
+    assert {seat.status for result in results for seat in result.seats} == {SeatStatus.OK}
+    later = dataclasses.replace(spec, clock=CLOCK, agents=(slow, code(FIRST)))
+    assert play(later, rack=rack).seats[0].status is SeatStatus.OK
+
+
+def test_time_of_a_move_that_never_ends_is_charged(rack: Rack) -> None:
+    loop = connect_four(rack, "def act(o):\n    while True: pass\n", clock=Clock(move_s=0.3)).seats[0]
+    assert loop.status is SeatStatus.TIMEOUT
+    assert (loop.moves, loop.cpu_s) == (0, pytest.approx(0.3, rel=0.5))
+
+
+def test_the_agents_own_line_is_in_its_error(rack: Rack) -> None:
+    source = "import json\ndef act(o):\n    return json.loads('x')\n"
+    seat = connect_four(rack, source).seats[0]
+    assert "(agent.py, line 3; raised in decoder.py, line " in seat.reason
+
+
+@pytest.mark.parametrize(
+    ("hostile", "status"),
+    [
+        ("def act(o): return 1 / 0\n", SeatStatus.CRASH),
+        ("1 / 0\n", SeatStatus.LOAD),
+        ("def act(o): return 9\n", SeatStatus.ILLEGAL),
+        ("def act(o):\n    while True: pass\n", SeatStatus.TIMEOUT),
+    ],
+)
+def test_the_others_play_on_where_one_of_four_is_out(rack: Rack, hostile: str, status: SeatStatus) -> None:
+    rider = "class Agent:\n    def __init__(self, player_id): self.way = 0\n    def act(self, o):\n        x, y = o['heads'][0]\n        for way, (dx, dy) in enumerate(((0, -1), (1, 0), (0, 1), (-1, 0))):\n            if 0 <= x + dx < 16 and 0 <= y + dy < 16 and o['grid'][y + dy][x + dx] == 0: return way\n        return 0\n"
+    spec = MatchSpec(environment="tron", agents=tuple(code(one) for one in (rider, hostile, rider, rider)), seed=3, clock=Clock(move_s=0.5))  # fmt: skip
+    result = play(spec, rack=rack)
+    assert (result.status, result.seats[1].status, result.seats[1].score) == (MatchStatus.FINISHED, status, -1)
+    assert [seat.status for seat in result.seats].count(SeatStatus.OK) == 3
+    assert result.steps > 20, "the other three went on"
+    assert all(score > -1 for seat, score in enumerate(result.scores) if seat != 1)
+    replay = Replay.load(result.replay)
+    assert replay.verify().ok, replay.verify()
+    assert Replay.load(json.dumps(replay.to_json()).encode()).verify().ok
+    assert replay.withdrawn == ((0, (1,)),)
+
+
+def test_a_seat_that_was_not_taken_out_cannot_be_written_into_a_replay(rack: Rack) -> None:
+    rider = "def act(o): return 0\n"
+    spec = MatchSpec(environment="tron", agents=tuple(code(one) for one in (rider, "1/0", rider, rider)), clock=CLOCK)
+    document = Replay.load(play(spec, rack=rack).replay).to_json()
+    document["metadata"]["withdrawn"] = [[0, [2]]]
+    with pytest.raises(ReplayError):
+        Replay.load(json.dumps(document).encode())
+    document["metadata"]["withdrawn"] = []
+    assert not Replay.load(json.dumps(document).encode()).verify().ok
 
 
 def test_cancel_ends_a_match_while_an_agent_thinks(rack: Rack) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import json
@@ -541,3 +542,19 @@ def test_a_view_that_is_no_data_is_the_games_fault(essay: str, monkeypatch: pyte
     monkeypatch.setattr(Essay, "view", lambda self: {"words": object()})
     with pytest.raises(replay.GameError, match="essay-v1"):
         recorded(essay)
+
+
+BEFORE_SEATS_WERE_TAKEN_OUT = (
+    "iUhSUAGCAAAAKLUv/SCdzQMAlAaRAAAAn6d0cm9uLXYxAIGlc2VhdHMElKJhMKJhMaJhMqJhMwLAlMs/8AC/qGZpbmlzaGVklKJva6VjcmFzaJ"
+    "EDxBBQ/KACapjC9kVhHBvh3hh/xACRlAABAgPAlJMCCJEAAQMAAQMDAAAFAEHppW48yJglrS5QBii1L/0g25UEANQHzwAAAJisZTJmMDczNTk5"
+    "YTJlpTAuMS4w2UFhMzogY3Jhc2g6IFplcm9EaXZpc2lvbkVycm9yOiBkIGJ5IHplcm8gKGFnZW50LnB5LCBsaW5lIDUplKCgoNk2y0HavqB6kX"
+    "z0nzXPlJGSAcyYoqSKlJMCAZEAAQEBAQEBAQEHAKAN2AFjKFayDDL76pAUd+4B"
+)
+"""Tron for four, written when one seat's crash ended the game for all: those replays stay what they are."""
+
+
+def test_a_replay_from_before_seats_were_taken_out_still_verifies() -> None:
+    old = Replay.load(base64.b64decode(BEFORE_SEATS_WERE_TAKEN_OUT))
+    assert (old.forfeited, old.withdrawn, old.scores) == ((3,), (), (1.0, 1.0, 1.0, -1.0))
+    assert old.verify().ok
+    assert old.to_bytes() == base64.b64decode(BEFORE_SEATS_WERE_TAKEN_OUT), "and is written as it was"

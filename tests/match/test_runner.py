@@ -118,3 +118,24 @@ def test_killed_runner_leaves_no_worker_behind() -> None:
             return
         time.sleep(0.05)
     pytest.fail("the worker outlived its runner")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("agent.py", "a match is a MatchSpec, not str"),
+        (MatchSpec, "a match is a MatchSpec, not the class MatchSpec"),
+        (MatchSpec(environment="pong", agents=("a.py", "b.py")), r"agents\[0\] is str 'a.py': load it"),  # pyright: ignore[reportArgumentType]
+        (MatchSpec(environment=AgentCode, agents=()), "cannot be sent to a worker"),  # pyright: ignore[reportArgumentType]
+        (MatchSpec(environment="pong", agents=(), seed="1"), "cannot be sent to a worker"),  # pyright: ignore[reportArgumentType]
+        (MatchSpec(environment="pong", agents=(), config={"seats": object()}), "cannot be sent to a worker"),
+    ],
+)
+def test_what_is_no_spec_is_an_error_of_the_caller(runner: Runner, wrong: MatchSpec, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        runner.run([wrong])
+
+
+def test_seeds_that_are_no_numbers_are_an_error_of_the_caller(runner: Runner) -> None:
+    with pytest.raises(SpecError, match="cannot be sent"):
+        runner.submit(MatchSpec(environment="pong", agents=()), seeds=["1"])  # pyright: ignore[reportArgumentType]

@@ -120,7 +120,7 @@ def together(quick: bool) -> list[Row]:
     rows: list[Row] = []
     with Rack() as rack:
         for environment, source, games in (("connect_four", CONNECT_FOUR, 1024), ("pong", PONG, 64)):
-            spec = spec_of(environment, source, source)
+            spec = spec_of(environment, source, source, record=False)
             ratios: list[float] = []
             lockstep.evaluate(spec, range(8), rack=rack)
             for _ in range(2 if quick else 5):

@@ -145,8 +145,8 @@ def _check_counts(args: argparse.Namespace, game: Game) -> None:
         raise SpecError(f"--workers {args.workers}: at least 1")
     if args.rounds is not None and args.tournament != "swiss":
         raise SpecError("--rounds is for --tournament swiss")
-    if args.lockstep and (args.watch or args.replay or args.html):
-        raise SpecError("--lockstep keeps no replays: leave out --watch, --replay and --html")
+    if args.lockstep and args.watch:
+        raise SpecError("--lockstep plays many games at once: leave out --watch")
     if args.tournament is None:
         if count > seats:
             raise SpecError(f"{given}: leave some out, or play them all with --tournament round-robin")
@@ -355,6 +355,7 @@ def _as_json(plan: Plan, contest: Contest, keeper: _Keeper, interrupted: bool) -
         "winner": first[0] if len(first) == 1 and not interrupted else None,
         "scores": [points[agent] for agent in range(len(plan.codes))],
         "steps": sum(game.result.steps for game in contest.games),
+        "distinct_games": contest.distinct_games(),
         "games": games,
         "table": [row.as_json(plan.names) for row in rows],
         "comparisons": [comparison.as_json() for comparison in contest.comparisons(seed=plan.seed)],
@@ -399,11 +400,12 @@ def headline(result: MatchResult) -> str:
 
 def _print_table(plan: Plan, contest: Contest, keeper: _Keeper, interrupted: bool) -> None:
     kind = plan.args.tournament or ("mirrored series" if plan.args.mirror else "series")
-    count = len(contest.games)
-    print(f"{plan.game.id}, {kind}, seed {plan.seed}: {count} games{', interrupted' if interrupted else ''}")
+    count, distinct = len(contest.games), contest.distinct_games()
+    games = f"{count} games" + (f", {distinct} distinct" if distinct < contest.counted_games() else "")
+    print(f"{plan.game.id}, {kind}, seed {plan.seed}: {games}{', interrupted' if interrupted else ''}")
     rows = contest.rows()
     print("\n" + table_text(rows, plan.names, solo=plan.game.seats == 1, tie_break=plan.args.tournament == "swiss"))
-    notes = [*_verdicts(plan, contest), *_notes(plan), *_troubles(contest, plan.names)]
+    notes = [*_verdicts(plan, contest), *_repeats(contest), *_notes(plan), *_troubles(contest, plan.names)]
     print("".join(f"\n{terminal.safe(note)}" for note in notes))
     _print_kept(plan, keeper)
 
@@ -413,6 +415,14 @@ def _verdicts(plan: Plan, contest: Contest) -> list[str]:
     order = [row.agent for row in contest.schedule.standings()]
     found = {(verdict.a, verdict.b): verdict for verdict in contest.comparisons(seed=plan.seed)}
     return [verdict_text(found[pair], plan) for pair in itertools.pairwise(order) if found[pair].games]
+
+
+def _repeats(contest: Contest) -> list[str]:
+    count, distinct = contest.counted_games(), contest.distinct_games()
+    if distinct == count:
+        return []
+    games = f"{distinct} of {count} games differ" if distinct > 1 else f"all {count} games are the same game"
+    return [f"{games}, the others repeat them move for move; intervals count a repeated game once"]
 
 
 def verdict_text(verdict: Comparison, plan: Plan) -> str:

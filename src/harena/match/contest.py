@@ -116,9 +116,9 @@ class Contest:
     def rows(self) -> list[Row]:
         points: dict[int, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         scores: dict[int, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-        blocks = _Blocks()
+        blocks = self._blocks()
         for played in self.schedule.played:
-            block = blocks.of(played.pairing)
+            block = blocks[played.pairing]
             for seat, agent in enumerate(played.pairing.seats):
                 points[agent][block].append(played.points[seat])
                 scores[agent][block].append(played.scores[seat])
@@ -139,11 +139,33 @@ class Contest:
             if agent in game.pairing.seats:
                 yield game.result.seats[game.pairing.seats.index(agent)]
 
+    def distinct_games(self) -> int:
+        """Games that are not another one again: the same agents in the same seats saw and did the same."""
+        return len({_identity(game) for game in self.games if _counts(game)})
+
+    def counted_games(self) -> int:
+        return sum(map(_counts, self.games))
+
+    def _blocks(self) -> dict[Pairing, int]:
+        """The number of each game's block: games with one seed at one table, and with every seed that gave the same
+        games again. Games of one seat have a table of their own, so there the seed alone counts."""
+        groups: defaultdict[tuple[int, int], list[Finished]] = defaultdict(list)
+        for game in self.games:
+            if _counts(game):
+                pairing = game.pairing
+                groups[pairing.seed, pairing.tie if len(pairing.seats) > 1 else -1].append(game)
+        numbers: dict[object, int] = {}
+        blocks: dict[Pairing, int] = {}
+        for group in groups.values():
+            number = numbers.setdefault(tuple(sorted(map(_identity, group))), len(numbers))
+            blocks |= {game.pairing: number for game in group}
+        return blocks
+
     def comparisons(self, *, seed: int = 0) -> list[Comparison]:
         """Better ranked first."""
-        blocks = _Blocks()
+        blocks = self._blocks()
         games = [
-            statistics.Game(blocks.of(played.pairing), played.pairing.seats, played.scores, _winner(played.points))
+            statistics.Game(blocks[played.pairing], played.pairing.seats, played.scores, _winner(played.points))
             for played in self.schedule.played
         ]
         order = [row.agent for row in self.schedule.standings()]
@@ -151,15 +173,13 @@ class Contest:
         return [statistics.compare(games, a, b, seed=seed) for a, b in pairs]
 
 
-class _Blocks:
-    """Games with one seed at one table; games of one seat have a table of their own, so there the seed alone counts."""
+def _counts(game: Finished) -> bool:
+    return game.result.status in (MatchStatus.FINISHED, MatchStatus.TIMEOUT)
 
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int], int] = {}
 
-    def of(self, pairing: Pairing) -> int:
-        key = (pairing.seed, pairing.tie if len(pairing.seats) > 1 else -1)
-        return self._numbers.setdefault(key, len(self._numbers))
+def _identity(game: Finished) -> tuple[tuple[int, ...], str]:
+    """Equal for games that are one game; one without a fingerprint is like no other."""
+    return game.pairing.seats, game.result.fingerprint or f"game {game.pairing.number} {game.pairing.attempt}"
 
 
 def _lean(game: Finished) -> Finished:

@@ -7,7 +7,7 @@ A game is an object with the methods of `Game`. Register one in the entry-point 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -89,6 +89,22 @@ class Game(Protocol):
     def text(self) -> str:
         """The position for a terminal, a few lines."""
         ...
+
+
+class CanWithdraw(Protocol):
+    """A game of more than two seats may have this method too."""
+
+    def withdraw(self, seats: Sequence[int]) -> bool:
+        """These seats broke the rules, crashed or ran out of time: takes them out, so that `to_move` names them no more
+        and the others play on, or the game is over. False, and nothing changes, where it cannot: then it ends for
+        all by `forfeit`."""
+        ...
+
+
+def withdraw(game: Game, seats: Sequence[int]) -> bool:
+    """Whether the game goes on without these seats."""
+    method: Callable[[Sequence[int]], bool] | None = getattr(game, "withdraw", None)
+    return method is not None and bool(method(seats))
 
 
 class BaseGame:

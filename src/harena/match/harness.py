@@ -4,6 +4,9 @@ Nothing of this is a wall: it shares a process with the agent, and the host beli
 the host, by their first byte: F a file (f: more of it), I how to start (answered r), N another game: new agent objects
 (answered r), A one observation (answered a), B observations of several games at once (answered b), M the beginning of a
 packet that was too long. An x from here, with JSON, is the last: why the agent cannot go on.
+
+Games that are played at once have an agent object each, with its own seed, and dice of their own: `random` and
+`numpy.random` have one state in a process, so their functions are made to ask the state of the game that is asked.
 """
 
 from __future__ import annotations
@@ -18,20 +21,83 @@ import struct
 import sys
 import traceback
 
+try:
+    import numpy.random  # here, before the first agent: numpy itself imports it late, and unseeded
+except ImportError:
+    numpy = None
+
 from harena_spaces import SpaceError, decode_many, encode_many, from_description  # spaces.py, as the box has it
 
 FOLDER = "/workspace/agent"
 MAX_PACKET = 400_000
 MAX_ANSWER = 60_000
 MAX_REASON = 4000
+LOAD_SEED = 0
+"""Of the common dice while the modules of an agent are loaded that stays for several games."""
+
+
+class CommonDice:
+    """The dice that a process has in common, one set for each game of a batch."""
+
+    def __init__(self, seeds):
+        self.seeds = seeds
+        self.game = None
+        """The game whose agent is asked; none while modules are loaded."""
+        self._random, self._numpy = {}, {}
+        own = self.of_random()
+        self._replace([random], random._inst, own)
+        if numpy is not None:
+            mtrand = sys.modules["numpy.random.mtrand"]
+            own = self.of_numpy()
+            self._replace([numpy.random, mtrand], mtrand._rand, own)
+            for module in (numpy.random, mtrand):
+                module.seed = self._asking(own, "seed")
+                module.sample = module.ranf = self._asking(own, "random_sample")
+
+    def seed(self):
+        return LOAD_SEED if self.game is None else self.seeds[self.game]
+
+    def begin(self):
+        """The modules are loaded; what they threw is forgotten."""
+        self.game = 0
+        self._random.clear()
+        self._numpy.clear()
+
+    def of_random(self):
+        def dice():
+            if self.game not in self._random:
+                self._random[self.game] = random.Random(self.seed())
+            return self._random[self.game]
+
+        return dice
+
+    def of_numpy(self):
+        def dice():
+            if self.game not in self._numpy:
+                self._numpy[self.game] = numpy.random.RandomState(self.seed())
+            return self._numpy[self.game]
+
+        return dice
+
+    def _replace(self, modules, common, own):
+        for module in modules:
+            for name, function in list(vars(module).items()):
+                if getattr(function, "__self__", None) is common:
+                    setattr(module, name, self._asking(own, name))
+
+    def _asking(self, own, name):
+        def function(*arguments, **options):
+            return getattr(own(), name)(*arguments, **options)
+
+        function.__name__ = name
+        return function
 
 
 class Agent:
     """However an agent is written, as one thing: for each game an `act`, and perhaps an `act_batch`."""
 
-    def __init__(self, module, options):
-        self.module, self.options = module, options
-        self.extra = None  # what its acting method wants besides the observation
+    def __init__(self, module, options, dice=None):
+        self.module, self.options, self.dice = module, options, dice
         self.slots = {}
         self.make = self.maker()
 
@@ -41,14 +107,13 @@ class Agent:
             if not callable(found):
                 continue
             if name in ("act", "agent"):
-                return lambda act=found: (self.wanted(act), None, None)
-            arguments = arguments_for(found, self.options)
-            return lambda make=found, arguments=arguments: self.methods(make(**arguments))
+                return lambda options, act=found: (self.wanted(act, options), None, None)
+            return lambda options, make=found: self.methods(make(**arguments_for(make, options)), options)
         raise Unusable(
             "the file defines no `class Agent`, no `create_agent`, and no function `act` or `agent`", kind="load"
         )
 
-    def methods(self, instance):
+    def methods(self, instance, options):
         for name in ("act", "get_action", "predict"):
             method = getattr(instance, name, None)
             if callable(method):
@@ -57,7 +122,7 @@ class Agent:
             if not callable(instance):
                 raise Unusable(f"{type(instance).__name__} has no method act(observation)", kind="load")
             method, name = instance, "act"
-        act = self.wanted(method)
+        act = self.wanted(method, options)
         if name == "predict":  # as Stable-Baselines has it: the action, and a state that we do not keep
             plain = act
 
@@ -67,15 +132,13 @@ class Agent:
 
         return act, getattr(instance, "act_batch", None), getattr(instance, "reset", None)
 
-    def wanted(self, function):
+    def wanted(self, function, options):
         """act(observation), or act(observation, player_id or config) by the names of its other parameters."""
-        if self.extra is None:
-            self.extra = {
-                name: self.options[name]
-                for position, (name, parameter) in enumerate(parameters_of(function).items())
-                if position and name in self.options and parameter.default is parameter.empty
-            }
-        extra = self.extra
+        extra = {
+            name: options[name]
+            for position, (name, parameter) in enumerate(parameters_of(function).items())
+            if position and name in options and parameter.default is parameter.empty
+        }
         if not extra:
             return function
         return lambda observation: function(observation, **extra)
@@ -83,7 +146,11 @@ class Agent:
     def slot(self, number):
         """The agent object of one game: made, and reset, when the game first needs it."""
         if number not in self.slots:
-            self.slots[number] = self.make()
+            options = self.options
+            if self.dice:
+                self.dice.game = number
+                options = {**options, "seed": self.dice.seeds[number]}
+            self.slots[number] = self.make(options)
             reset = self.slots[number][2]
             if callable(reset):
                 reset()
@@ -111,11 +178,10 @@ def parameters_of(function):
 
 
 def arguments_for(function, options):
-    """Those of the options that it has parameters for."""
+    """Those of the options that it has parameters for; all that are offered where it takes whatever comes."""
     parameters = parameters_of(function)
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return {"player_id": options["player_id"]}
-    return {name: value for name, value in options.items() if name in parameters}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in options.items() if name in parameters or (takes_all and name in OFFERED)}
 
 
 def load(start):
@@ -130,9 +196,14 @@ def load(start):
     return module
 
 
+PLAIN = ("player_id", "seats", "environment", "seed", "config")
+OFFERED = (*PLAIN, "observation_space", "action_space")
+"""What is documented; the other names are for those who ask for them."""
+
+
 def options_of(start):
     """What a constructor may ask for by name, and the spaces."""
-    options = {key: start[key] for key in ("player_id", "seats", "environment", "seed", "config")}
+    options = {key: start[key] for key in PLAIN}
     options["env"] = options["env_id"] = start["environment"]
     options["observation_space"] = space_of(start["observation_space"])
     options["action_space"] = space_of(start["action_space"])
@@ -199,12 +270,28 @@ def described(error):
         trace = trace.tb_next
     try:
         traceback.print_exception(type(error), error, trace)
-        last = traceback.extract_tb(trace)[-1:]
-        where = f" ({os.path.basename(last[0].filename)}, line {last[0].lineno})" if last else ""
+        where = place_of(traceback.extract_tb(trace))
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         return text.splitlines()[-1] + where
     except BaseException:
         return type(error).__name__
+
+
+def place_of(frames):
+    """Where it failed: in the agent's own file, and in whose function it was then."""
+    if not frames:
+        return ""
+    last = frames[-1]
+    own = next((frame for frame in reversed(frames) if frame.filename.startswith(FOLDER + "/")), None)
+    if own is None or own is last:
+        return f" ({shown_path(last)}, line {last.lineno})"
+    return f" ({shown_path(own)}, line {own.lineno}; raised in {shown_path(last)}, line {last.lineno})"
+
+
+def shown_path(frame):
+    if frame.filename.startswith(FOLDER + "/"):
+        return os.path.relpath(frame.filename, FOLDER)
+    return os.path.basename(frame.filename)
 
 
 def kind_of(error, otherwise):
@@ -237,13 +324,21 @@ def start_agent(sock):
 
 
 def new_game(sock, start, module):
-    """The agent and its two spaces. Whoever uses the common dice gets the same ones in the same game."""
+    """The agent and its two spaces. Whoever uses the common dice gets the same ones in the same game: a module that
+    stays for several games is loaded with the same ones every time, and each game begins with its own."""
     options = options_of(start)
-    random.seed(start["seed"])
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(start["seed"])
     try:
-        agent = Agent(module or load(start), options)
+        dice = None
+        if module is None:
+            throw(LOAD_SEED if start["stays"] else start["seed"])
+            if start["seeds"]:
+                dice = CommonDice(start["seeds"])
+            module = load(start)
+        if dice is None:
+            throw(start["seed"])
+        else:
+            dice.begin()
+        agent = Agent(module, options, dice)
         agent.slot(0)
     except Unusable as error:
         sock.give_up(error.kind, str(error))
@@ -254,6 +349,12 @@ def new_game(sock, start, module):
     except BaseException as error:
         sock.give_up(kind_of(error, "load"), described(error))
     return agent, options["observation_space"], options["action_space"]
+
+
+def throw(seed):
+    random.seed(seed)
+    if numpy is not None:
+        numpy.random.seed(seed)
 
 
 def encoded(sock, action, value):
@@ -267,14 +368,17 @@ def act_in_slots(sock, agent, observation, action, data):
     (count,) = struct.unpack_from("<I", data, 1)
     numbers = struct.unpack_from(f"<{count}I", data, 5)
     observations = decode_many(observation, data, 5 + 4 * count, count)
-    act_batch = agent.slot(0)[1]
+    act_batch = agent.slots[0][1]
     if callable(act_batch):
         answers = list(act_batch(observations))
         if len(answers) != count:
             sock.give_up("illegal", f"act_batch returned {len(answers)} actions for {count} observations")
     else:
-        slot = agent.slot
-        answers = [slot(number)[0](value) for number, value in zip(numbers, observations)]
+        slots, dice, answers = agent.slots, agent.dice, []
+        for number, value in zip(numbers, observations):
+            act = (slots.get(number) or agent.slot(number))[0]
+            dice.game = number
+            answers.append(act(value))
     try:
         sock.send(b"b" + encode_many(action, answers))
     except SpaceError as error:
@@ -296,7 +400,7 @@ def rehearse():
     os.makedirs(FOLDER)
     write_file(b"F" + struct.pack("<I", 8) + b"agent.py" + REHEARSAL.encode(), False)
     box = {"kind": "box", "shape": [2], "dtype": "float32", "low": None, "high": None}
-    start = dict.fromkeys(("player_id", "seats", "seed"), 0)
+    start = dict.fromkeys(("player_id", "seats", "seed", "seeds", "stays"), 0)
     start |= {"entry": "agent.py", "environment": "", "config": {}, "observation_space": box}
     start["action_space"] = {"kind": "discrete", "n": 2, "start": 0}
     agent, observation, action = new_game(None, json.loads(json.dumps(start)), None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from harena.errors import BoxError, HarenaError, SpecError
 from harena.match import registry, replay, spaces
-from harena.match.game import Game, GameError, IllegalAction, Outcome
+from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
 from harena.match.seat import Fault, MatchTimeout, Place, Seat, box_spec
 from harena.sandbox.session import Sandbox
@@ -51,8 +51,9 @@ class Rack:
             box.warm_up()
         self._ahead += [Seat(box, Limits()) for box in boxes]
 
-    def seat(self, code: AgentCode, limits: Limits) -> Seat:
-        for seat in self._seated:
+    def seat(self, code: AgentCode, limits: Limits, *, kept: bool = False) -> Seat:
+        """With `kept`, one of an earlier game if there is one."""
+        for seat in self._seated if kept else ():
             if seat.limits == limits and seat.code == code:
                 self._seated.remove(seat)
                 return seat
@@ -139,24 +140,33 @@ def agent_seed(seed: int, seat: int) -> int:
     return int.from_bytes(hashlib.sha256(f"harena agent {seed} {seat}".encode()).digest()[:4], "little")
 
 
-def take_seats(spec: MatchSpec, rack: Rack) -> list[Seat]:
+def take_seats(spec: MatchSpec, rack: Rack, *, kept: bool) -> list[Seat]:
     """All processes are asked for before one is waited for."""
     limits = Limits(memory_mb=spec.memory_mb, processes=spec.processes)
-    seats = [rack.seat(code, limits) for code in spec.agents]
+    seats = [rack.seat(code, limits, kept=kept) for code in spec.agents]
     rack.hush()
     return seats
 
 
 def load_all(
-    seats: Sequence[Seat], spec: MatchSpec, game: Game, cpus: set[int], look: Callable[[], None]
+    seats: Sequence[Seat],
+    spec: MatchSpec,
+    game: Game,
+    cpus: set[int],
+    look: Callable[[], None],
+    together: Sequence[int] = (),
 ) -> Iterator[tuple[int, Seat, Fault]]:
-    """Has all agents load side by side; who could not."""
-    dice = spec.seed if spec.agents_seed is None else spec.agents_seed
+    """Has all agents load side by side; who could not. `together`: the seeds of games that are played at once."""
     for number, (seat, code) in enumerate(zip(seats, spec.agents, strict=True)):
+        dice = [
+            agent_seed(seed if spec.agents_seed is None else spec.agents_seed, number)
+            for seed in together or [spec.seed]
+        ]
         place = Place(
             seat=number, seats=game.seats, environment=game.id, observation=game.observation_space(number),
-            action=game.action_space(number), seed=agent_seed(dice, number), config=spec.config,
-            clock=spec.clock, log_bytes=spec.log_bytes, output_bytes=spec.output_bytes,
+            action=game.action_space(number), seed=dice[0], seeds=tuple(dice) if together else (),
+            stays=bool(together) or spec.keep, config=spec.config, clock=spec.clock, log_bytes=spec.log_bytes,
+            output_bytes=spec.output_bytes,
         )  # fmt: skip
         seat.sit(code, place, cpus, look)
     for number, seat in enumerate(seats):
@@ -185,6 +195,10 @@ class Match:
         self._cancelled = cancelled
         self.seats: list[Seat] = []
         self.steps = 0
+        self._withdrawn: set[int] = set()
+        self._questions: list[bytes] = []
+        self._answers: list[bytes] = []
+        """All that the seats were asked, and answered."""
         self._recorder: replay.Recorder | None = None
         if spec.record:
             self._recorder = replay.Recorder(
@@ -215,12 +229,11 @@ class Match:
     def _out_of_time(self) -> tuple[MatchStatus, Outcome, str]:
         """No result, or the loss of the seat that kept the match waiting; of none where two did."""
         match_s = self.spec.clock.match_s
-        waited = sorted(((seat.waited_s, number) for number, seat in enumerate(self.seats)), reverse=True)
-        if self.spec.stalling_loses and len(waited) > 1 and waited[0][0] > max(match_s / 2, BLAME * waited[1][0]):
-            worst, number = waited[0]
-            reason = f"the match has {match_s:g} s, and {worst:.3g} s of them were spent waiting for it"
-            self.seats[number].fault = Fault(SeatStatus.TIMEOUT, reason)
-            return MatchStatus.FINISHED, self._guard(lambda: self.game.forfeit([number])), ""
+        stalled = stalling_seat(self.seats, self.spec)
+        if stalled is not None:
+            number, fault = stalled
+            self.seats[number].fault = fault
+            return MatchStatus.FINISHED, self._guard(lambda: self.game.forfeit(self._faulty())), ""
         return MatchStatus.TIMEOUT, self._nothing(), f"the match took longer than {match_s:g} s"
 
     def _nothing(self) -> Outcome:
@@ -233,13 +246,12 @@ class Match:
         self._sit_down()
         self._tell({"type": "started", "environment": self.game.id, "agents": [code.name for code in self.spec.agents]})
         self._tell_step({}, {})
-        faulty = self._faulty()
-        if faulty:
-            return self._guard(lambda: self.game.forfeit(faulty))
+        if self._faulty() and not self._guard(self._goes_on):
+            return self._guard(lambda: self.game.forfeit(self._faulty()))
         return self._moves()
 
     def _sit_down(self) -> None:
-        self.seats += take_seats(self.spec, self._rack)
+        self.seats += take_seats(self.spec, self._rack, kept=self.spec.keep)
         for _, seat, fault in load_all(self.seats, self.spec, self.game, self._cpus, self._look):
             seat.fault = fault
 
@@ -249,7 +261,7 @@ class Match:
         decoders = [decoder_of(game.action_space(number)) for number in range(game.seats)]
         record = self._recorder.step if self._recorder else None
         watched = self._on_event is not None
-        to_move, observe, step = game.to_move, game.observe, game.step
+        to_move, observe, step, answers = game.to_move, game.observe, game.step, self._answers
         try:
             while movers := to_move():
                 self.steps += 1
@@ -260,21 +272,27 @@ class Match:
                 if len(movers) == 1:
                     number = movers[0]
                     question = encoders[number](observe(number))
+                    self._questions.append(question)
                     answer = self._ask(seats[number], question, decoders[number])
-                    if answer is None:
-                        return game.forfeit(self._faulty())
-                    raws, actions = {number: answer[0]}, {number: answer[1]}
+                    raws, actions = ({}, {}) if answer is None else ({number: answer[0]}, {number: answer[1]})
                 else:
                     raws, actions = self._all_at_once(movers, encoders, decoders)
-                    if faulty := self._faulty():
-                        return game.forfeit(faulty)
+                answers += raws.values()
+                if len(actions) != len(movers) and not self._goes_on():
+                    return game.forfeit(self._faulty())
                 try:
+                    if len(actions) != len(movers) and set(to_move()) != set(actions):
+                        self.steps -= 1  # it is another's turn now, or nobody's
+                        continue
                     rewards = step(actions)
                 except IllegalAction as illegal:
                     seats[illegal.seat].fault = Fault(SeatStatus.ILLEGAL, illegal.reason)
-                    return game.forfeit(self._faulty())
+                    if not self._goes_on():
+                        return game.forfeit(self._faulty())
+                    self.steps -= 1  # the others are asked again: the position is another one
+                    continue
                 if record:
-                    record(raws, {number: seats[number].last_ns // 1000 for number in movers})
+                    record(raws, {number: seats[number].last_ns // 1000 for number in raws})
                 if watched:
                     self._tell_step(actions, rewards)
             return game.outcome()
@@ -289,6 +307,7 @@ class Match:
         """Each gets its observation of the same moment and thinks alone, one after the other on the one processor they
         share: none can take time from another, and none learns what another chose."""
         questions = [encoders[number](self.game.observe(number)) for number in movers]
+        self._questions += questions
         raws: dict[int, bytes] = {}
         actions: dict[int, Any] = {}
         for number, question in zip(movers, questions, strict=True):
@@ -313,6 +332,16 @@ class Match:
         finally:
             seat.waited_s += time.monotonic() - asked
         return None
+
+    def _goes_on(self) -> bool:
+        """Whether the others play on without the seats that have a fault now."""
+        out = [number for number in self._faulty() if number not in self._withdrawn]
+        if not withdraw(self.game, out):
+            return False
+        self._withdrawn.update(out)
+        if self._recorder:
+            self._recorder.withdraw(out)
+        return True
 
     def _freeze_all_but(self, movers: Sequence[Seat]) -> None:
         for seat in self.seats:
@@ -375,10 +404,7 @@ class Match:
                 )
                 for name in names[len(seats) :]
             )
-        reason = outcome.reason
-        for seat in seats:
-            if seat.status is not SeatStatus.OK:
-                reason = f"{seat.agent}: {seat.status.value}: {seat.reason}"
+        reason = reason_of(outcome, seats)
         recorded = b""
         if self._recorder and status is not MatchStatus.VOID:
             try:
@@ -389,10 +415,36 @@ class Match:
                 )  # fmt: skip
             except HarenaError as failure:
                 status, error = MatchStatus.VOID, f"the replay could not be made: {failure}"
+        played = status is MatchStatus.FINISHED
+        identity = fingerprint(b"".join(self._questions), b"".join(self._answers)) if played else ""
         return MatchResult(
             match_id=self.match_id, environment=self.game.id, seed=self.spec.seed, status=status, winner=outcome.winner,
             reason=reason, steps=self.steps, wall_s=wall_s, seats=seats, error=error, replay=recorded,
+            fingerprint=identity,
         )  # fmt: skip
+
+
+def stalling_seat(seats: Sequence[Seat], spec: MatchSpec) -> tuple[int, Fault] | None:
+    """The seat that loses when the match's time has run out, if it is to blame alone."""
+    match_s = spec.clock.match_s
+    waited = sorted(((seat.waited_s, number) for number, seat in enumerate(seats)), reverse=True)
+    if not spec.stalling_loses or len(waited) < 2 or waited[0][0] <= max(match_s / 2, BLAME * waited[1][0]):
+        return None
+    worst, number = waited[0]
+    reason = f"the match has {match_s:g} s, and {worst:.3g} s of them were spent waiting for it"
+    return number, Fault(SeatStatus.TIMEOUT, reason)
+
+
+def reason_of(outcome: Outcome, seats: Sequence[SeatResult]) -> str:
+    for seat in reversed(seats):
+        if seat.status is not SeatStatus.OK:
+            return f"{seat.agent}: {seat.status.value}: {seat.reason}"
+    return outcome.reason
+
+
+def fingerprint(questions: bytes, answers: bytes) -> str:
+    """Of all that the seats of a game were asked and answered."""
+    return hashlib.blake2b(b"%d\n%b%b" % (len(questions), questions, answers), digest_size=8).hexdigest()
 
 
 def decoder_of(space: spaces.Space) -> Callable[[bytes], Any]:

@@ -74,6 +74,8 @@ def resolve(game_id: str) -> str:
     """The full id, with its version, of what `make` would make."""
     if not isinstance(game_id, str) or not 0 < len(game_id) <= MAX_ID:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UnknownGame(f"a game's id is a text of 1 to {MAX_ID} characters")
+    if game_id in BUILT_IN:
+        return game_id
     if ":" in game_id:
         _check_trusted(game_id)
         return game_id
@@ -187,11 +189,27 @@ def _build(game_id: str, factory: _Factory, config: dict[str, Any]) -> Game:
         game = factory(**config)
         if game.id != game_id:
             game.id = game_id  # results and replays carry it, and must find the game again
+        if config:
+            _try_out(game)
     except HarenaError:
         raise
     except Exception as error:
+        if config:
+            given = ", ".join(f"{key}={value!r:.40}" for key, value in config.items())
+            raise SpecError(f"{game_id} cannot be played with {given}: {error!r}") from error
         raise GameError(f"{game_id} could not be made: {error!r}") from error
     return game
+
+
+def _try_out(game: Game) -> None:
+    """A constructor may take a value that the rules then stumble over."""
+    if type(game.seats) is not int or type(game.max_steps) is not int:
+        raise TypeError("seats and max_steps are whole numbers")
+    game.reset(0)
+    for seat in range(game.seats):
+        game.action_space(seat)
+        game.observation_space(seat).encode(game.observe(seat))
+    game.to_move()
 
 
 def _summary(game: Game) -> str:

@@ -21,7 +21,7 @@ from harena.match import replay_format as fmt  # before the others: it says whic
 
 # isort: split
 from harena.match import registry, replay_json, spaces
-from harena.match.game import Game, GameError, IllegalAction, Outcome
+from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
 from harena.match.replay_format import ReplayError as ReplayError
 
 FINISHED = "finished"
@@ -46,6 +46,11 @@ class Recorder:
         self._match_id, self._agents = match_id, tuple(map(_text, agents))
         self._steps: list[tuple[dict[int, bytes], dict[int, int]]] = []
         self._checks: list[bytes] = []
+        self._withdrawn: list[tuple[int, tuple[int, ...]]] = []
+
+    def withdraw(self, seats: Sequence[int]) -> None:
+        """After the game took these seats out and went on."""
+        self._withdrawn.append((len(self._steps), tuple(seats)))
 
     def step(self, actions: Mapping[int, bytes], cpu_us: Mapping[int, int]) -> None:
         """After the game took this step. `actions` as encoded by the seats' action spaces."""
@@ -73,7 +78,7 @@ class Recorder:
                 movers=moves.movers, order=moves.order, actions=moves.actions, cpu_us=moves.cpu_us,
                 winner=winner, scores=tuple(map(float, scores)), status=status, reason=_text(reason),
                 seats=tuple((seat_status, _text(why)) for seat_status, why in seats),
-                forfeited=tuple(sorted(forfeited)), checks=b"".join(self._checks),
+                forfeited=tuple(sorted(forfeited)), withdrawn=tuple(self._withdrawn), checks=b"".join(self._checks),
                 final=view_hash(self._game)[: fmt.FINAL_BYTES], match_id=self._match_id, harena=harena.__version__,
                 started_at=started_at, ended_at=ended_at,
             )
@@ -150,6 +155,7 @@ class Replay:
         self.reason = record.reason
         self.seats = record.seats
         self.forfeited = record.forfeited
+        self.withdrawn = record.withdrawn
         self.started_at = record.started_at
         self.ended_at = record.ended_at
         self.steps = record.steps
@@ -218,8 +224,11 @@ class Replay:
         if self.steps > game.max_steps:
             raise _Divergence(0, f"{self.steps} steps", f"at most {game.max_steps}")
         game.reset(self.seed)
+        if not self.steps:
+            self._take_out(game, 0)
         yield 0, game, {}, {}, {}
         for number, (encoded, cpu_us) in enumerate(self._record.moves(), 1):
+            self._take_out(game, number - 1)
             actions = _actions(number, game, encoded)
             try:
                 rewards = game.step(actions)
@@ -232,7 +241,14 @@ class Replay:
                 raise _Divergence(
                     number, "a move", f"a failure of {game.id}: {type(error).__name__}: {error}"
                 ) from error
+            if number == self.steps:
+                self._take_out(game, number)
             yield number, game, actions, rewards, cpu_us
+
+    def _take_out(self, game: Game, steps: int) -> None:
+        for after, seats in self.withdrawn:
+            if after == steps and not withdraw(game, seats):
+                raise _Divergence(steps, f"{_seats(seats)} taken out", "a game that does not go on without")
 
     def _compare_hash(self, number: int, game: Game) -> None:
         if number == self.steps and self._record.final:
@@ -277,7 +293,8 @@ class Replay:
             if self.seats[seat][0] == OK:
                 raise _Divergence(number, f"a forfeit of seat {seat}", f"no reason for one: its status is {OK}")
         to_move = list(game.to_move())
-        if self.forfeited:
+        out = {seat for _, seats in self.withdrawn for seat in seats}
+        if not out.issuperset(self.forfeited):
             if not to_move:
                 raise _Divergence(number, f"a forfeit of seat {self.forfeited[0]}", "a game that was over")
             return game.forfeit(self.forfeited)

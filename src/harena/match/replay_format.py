@@ -154,6 +154,8 @@ class _GameHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     movers: tuple[tuple[int, ...], ...]
     order: _ColumnHead | None
     columns: tuple[_ColumnHead, ...]
+    withdrawn: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Written only where there are some: replays without any are what they were before this was known."""
 
 
 class _RunHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -190,6 +192,8 @@ class Record:
     reason: str
     seats: tuple[tuple[str, str], ...]
     forfeited: tuple[int, ...]
+    withdrawn: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """After how many steps which seats were taken out, while the others played on."""
     checks: bytes
     """CHECK_BYTES of the view's hash after every CHECK_EVERY steps; may be empty."""
     final: bytes
@@ -257,9 +261,10 @@ def game_section(record: Record) -> list[bytes]:
     head = _GameHead(
         record.environment, record.seed, record.config, record.agents, record.steps, record.winner, record.scores,
         record.status, tuple(status for status, _ in record.seats), record.forfeited, record.final, record.checks,
-        record.movers, order_head, heads,
+        record.movers, order_head, heads, record.withdrawn,
     )  # fmt: skip
-    return [_header(head), order, *blocks]
+    fields = msgspec.structs.astuple(head)
+    return [_header(fields if record.withdrawn else fields[:-1]), order, *blocks]
 
 
 def run_section(record: Record) -> list[bytes]:
@@ -322,8 +327,8 @@ def _read(game_bytes: bytes, run_bytes: bytes) -> Record:
         environment=game.environment, seed=game.seed, config=game.config, agents=game.agents, movers=game.movers,
         order=order, actions=actions, cpu_us=times, winner=game.winner, scores=game.scores, status=game.status,
         reason=run.reason, seats=tuple(zip(game.seats, run.seats, strict=True)), forfeited=game.forfeited,
-        checks=game.checks, final=game.final, match_id=run.match_id, harena=run.harena, started_at=run.started_at,
-        ended_at=run.ended_at,
+        withdrawn=game.withdrawn, checks=game.checks, final=game.final, match_id=run.match_id, harena=run.harena,
+        started_at=run.started_at, ended_at=run.ended_at,
     )  # fmt: skip
 
 
@@ -334,6 +339,12 @@ def _check_game(game: _GameHead) -> None:
     if not 0 <= game.steps <= MAX_STEPS:
         raise ReplayError(f"a replay of {game.steps} steps, at most {MAX_STEPS} are read")
     named = {seat for movers in game.movers for seat in movers} | set(game.forfeited)
+    out = [seat for _, seats in game.withdrawn for seat in seats]
+    if not set(out) <= set(game.forfeited) or len(set(out)) != len(out):
+        raise ReplayError("the replay takes out seats that did not forfeit, or one of them twice")
+    after = [step for step, _ in game.withdrawn]
+    if after != sorted(after) or not all(0 <= step <= game.steps for step in after):
+        raise ReplayError("the replay takes out seats at no step of its own")
     if game.winner is not None:
         named.add(game.winner)
     if not named <= set(range(seats)) or any(len(set(movers)) != len(movers) for movers in game.movers):
@@ -372,7 +383,7 @@ def canonical(value: Any) -> bytes:
     return msgspec.msgpack.encode(value, order="deterministic")
 
 
-def _header(head: msgspec.Struct) -> bytes:
+def _header(head: object) -> bytes:
     try:
         data = canonical(head)
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:

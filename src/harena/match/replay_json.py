@@ -39,6 +39,7 @@ class JsonMetadata(msgspec.Struct, frozen=True):
     reason: str = ""
     scores: tuple[float, ...] | None = None
     forfeited: tuple[int, ...] = ()
+    withdrawn: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def keys(self) -> list[str]:
         return [agent if isinstance(agent, str) else agent.agent_id for agent in self.agents]
@@ -140,6 +141,7 @@ def _metadata(record: fmt.Record, names: Sequence[str]) -> dict[str, Any]:
         "reason": record.reason,
         "scores": list(record.scores),
         "forfeited": list(record.forfeited),
+        **({"withdrawn": [[step, list(seats)] for step, seats in record.withdrawn]} if record.withdrawn else {}),
     }  # fmt: skip
 
 
@@ -172,6 +174,8 @@ def record(parsed: JsonReplay, game: Game) -> fmt.Record:
         raise ReplayError(f"the JSON replay is won by {meta.winner!r:.80}, who is none of its agents")
     if any(not 0 <= seat < game.seats for seat in meta.forfeited):
         raise ReplayError("the JSON replay has a forfeit of a seat that there is not")
+    if not {seat for _, seats in meta.withdrawn for seat in seats} <= set(meta.forfeited):
+        raise ReplayError("the JSON replay takes out a seat that did not forfeit")
     scores = meta.scores if meta.scores is not None else _summed(parsed.frames, seat_of)
     if len(scores) != len(agents):
         raise ReplayError(f"the JSON replay has {len(scores)} scores for {len(agents)} agents")
@@ -185,8 +189,8 @@ def record(parsed: JsonReplay, game: Game) -> fmt.Record:
         order=moves.order, actions=moves.actions, cpu_us=moves.cpu_us,
         winner=None if meta.winner is None else seat_of[meta.winner], scores=scores, status=meta.status,
         reason=meta.reason, seats=tuple((agent.status, agent.reason) for agent in agents),
-        forfeited=tuple(sorted(set(meta.forfeited))), checks=checks, final=final, match_id=meta.match_id,
-        harena=parsed.harena_version, started_at=meta.start_time,
+        forfeited=tuple(sorted(set(meta.forfeited))), withdrawn=meta.withdrawn, checks=checks, final=final,
+        match_id=meta.match_id, harena=parsed.harena_version, started_at=meta.start_time,
         ended_at=meta.start_time if meta.end_time is None else meta.end_time,
     )  # fmt: skip
 

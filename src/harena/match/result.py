@@ -91,9 +91,9 @@ class MatchSpec:
     """Given to the game's factory."""
     record: bool = True
     """Keep the replay."""
-    stalling_loses: bool = False
-    """When the match's time runs out, the seat that it was waiting for most of it forfeits, instead of no result: where
-    results count, who is losing could else sleep through every move."""
+    stalling_loses: bool = True
+    """When the match's time runs out, the seat that the match was waiting for most of that time forfeits. False: there
+    is no result then, and an agent that is losing can sleep through every move."""
     keep: bool = False
     """The agents' processes stay for the next game with the same code. It starts with new agent objects, but finds what
     their modules have remembered; without `keep` every game starts from nothing."""
@@ -107,7 +107,7 @@ class SeatResult:
     """One sentence for the agent's owner; empty when all went well."""
     score: float
     cpu_s: float
-    """All of its moves together."""
+    """All of its moves together, one that did not end included."""
     moves: int
     start_s: float
     """Wall time from start to ready."""
@@ -132,6 +132,8 @@ class MatchResult:
     error: str = ""
     replay: bytes = b""
     """The compact replay (harena.match.replay), when it was recorded."""
+    fingerprint: str = ""
+    """Equal for games in which every seat saw and did the same. Empty for a match that was not played."""
 
     @property
     def scores(self) -> tuple[float, ...]:
@@ -150,6 +152,7 @@ class MatchResult:
             "steps": self.steps,
             "wall_s": round(self.wall_s, 6),
             "error": self.error,
+            "fingerprint": self.fingerprint,
             "seats": [
                 {"agent": seat.agent, "status": seat.status.value, "reason": seat.reason,
                  "cpu_s": round(seat.cpu_s, 6), "moves": seat.moves}

@@ -7,6 +7,7 @@ is replaced; `close`, or the end of this process, leaves no worker and no box be
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import selectors
@@ -16,11 +17,13 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from harena.errors import HarenaError, SpecError
 from harena.match import worker
-from harena.match.result import MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
 
 END_S = 10.0
 _log = logging.getLogger("harena.match")
@@ -130,6 +133,27 @@ class _Worker:
             self.process.wait()
 
 
+def check(spec: object, seeds: Sequence[int] | None = None) -> None:
+    """Whether it can go to a worker: a mistake here must be an error of the caller, not a worker's silence."""
+    if not isinstance(spec, MatchSpec):
+        raise SpecError(f"a match is a MatchSpec, not {_named(spec)}")
+    for at, code in enumerate(cast("Sequence[object]", spec.agents)):
+        if not isinstance(code, AgentCode):
+            raise SpecError(f"agents[{at}] is {_named(code)}: load it with harena.match.agents.load")
+        if not all(type(name) is str and type(data) is bytes for name, data in code.files.items()):
+            raise SpecError(f"agents[{at}]: its files are bytes by their names")
+    bare = tuple(dataclasses.replace(code, files={}) for code in spec.agents)
+    job = worker.Job(0, dataclasses.replace(spec, agents=bare), None if seeds is None else [*seeds])
+    try:
+        worker.decode_order(worker.encode(job))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise SpecError(f"the match cannot be sent to a worker: {error}") from None
+
+
+def _named(value: object) -> str:
+    return f"the class {value.__qualname__}" if isinstance(value, type) else f"{type(value).__name__} {value!r:.60}"
+
+
 class Runner:
     def __init__(self, workers: int | None = None) -> None:
         cpus = sorted(os.sched_getaffinity(0))
@@ -161,7 +185,9 @@ class Runner:
         *,
         seeds: Sequence[int] | None = None,
     ) -> Handle:
-        """Played when a worker is free, in the order of submission. With `seeds`: lockstep games."""
+        """Played when a worker is free, in the order of submission. With `seeds`: lockstep games. Raises SpecError for
+        what is no spec."""
+        check(spec, seeds)
         with self._lock:
             if self._closed:
                 raise HarenaError("the runner is closed")

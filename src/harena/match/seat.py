@@ -44,6 +44,8 @@ MAX_ANSWER = 16 << 20
 RECEIVE = 1 << 16
 """A packet longer than this comes in pieces, or is cut and refused."""
 MAX_LINE = 1 << 20
+NOT_TOLD = frozenset({"entry", "command", "seeds", "stays"})
+"""Of the start message, to commands."""
 _KINDS = {status.value: status for status in (SeatStatus.LOAD, SeatStatus.CRASH, SeatStatus.ILLEGAL, SeatStatus.MEMORY)}
 
 
@@ -78,6 +80,10 @@ class Place:
     action: spaces.Space
     seed: int
     """The agent's own: nothing of the match's seed follows from it."""
+    seeds: tuple[int, ...] = ()
+    """The agent's own in each of the games that are played at once."""
+    stays: bool = False
+    """The process may play other games after this one, or beside it."""
     config: dict[str, Any]
     clock: Clock
     log_bytes: int = 65536
@@ -118,6 +124,7 @@ class Seat:
         self.bank_ns = int(place.clock.bank_s * 1e9)
         self._move_ns = int(place.clock.move_s * 1e9)
         self._waited_ns = 0
+        self._unanswered = 0
         self._batches: deque[int] = deque()
         self._log = Log(place.log_bytes, place.output_bytes)
         self._started = time.monotonic()
@@ -179,6 +186,8 @@ class Seat:
             "seats": place.seats,
             "environment": place.environment,
             "seed": place.seed,
+            "seeds": list(place.seeds),
+            "stays": place.stays,
             "config": place.config,
             "observation_space": place.observation.describe(),
             "action_space": place.action.describe(),
@@ -188,7 +197,7 @@ class Seat:
         """Waits until the agent is loaded. All seats sit down before one is waited for."""
         deadline = self._started + self.place.clock.start_s
         if self._is_command:
-            told = {key: value for key, value in self._start.items() if key not in ("entry", "command")}
+            told = {key: value for key, value in self._start.items() if key not in NOT_TOLD}
             self._put_line({"type": "init", **told})
             if self._get_line(deadline, "start-up").get("ready") is not True:
                 raise Fault(SeatStatus.PROTOCOL, 'the first line must be {"ready": true}')
@@ -202,6 +211,7 @@ class Seat:
 
     def ask(self, observation: bytes) -> None:
         """Starts the clock of a move."""
+        self._unanswered += 1
         try:
             if self._is_command:
                 value = self.place.observation.decode_all(observation)
@@ -234,6 +244,7 @@ class Seat:
             if data[:1] != b"a":
                 raise Fault(SeatStatus.PROTOCOL, "it sent something that is no action")
             data = data[1:]
+        self._unanswered -= 1
         self._charge()
         self.moves += 1
         return data
@@ -242,6 +253,7 @@ class Seat:
         data = struct.pack(f"<I{len(slots)}I", len(slots), *slots) + b"".join(observations)
         with contextlib.suppress(OSError):
             self._send(b"B" + data)
+        self._unanswered += 1
         self._batches.append(len(slots))
         if self.frozen:
             self._thaw()
@@ -252,6 +264,7 @@ class Seat:
         data = self._receive(match_deadline, self._move_ns * asked + self.bank_ns, "a batch of moves")
         if data[:1] != b"b":
             raise Fault(SeatStatus.PROTOCOL, "it sent something that is no batch of actions")
+        self._unanswered -= 1
         self._charge(asked)
         self.moves += self._batches.popleft()
         return data[1:]
@@ -266,6 +279,14 @@ class Seat:
             raise Fault(SeatStatus.ILLEGAL, str(error)) from None
 
     def _charge(self, moves: int = 1) -> None:
+        used = self.last_ns = self._used()
+        if used > self._move_ns * moves:
+            self.bank_ns -= used - self._move_ns * moves
+            if self.bank_ns < 0:
+                raise self._too_slow("a move", used)
+
+    def _used(self) -> int:
+        """Processor time since it was last asked for, now on the account."""
         now = self._talk.cpu_ns()
         used = now - self._mark_ns
         self._mark_ns = now
@@ -275,11 +296,7 @@ class Seat:
             self._others_ns = others
         used = max(0, used)
         self.cpu_ns += used
-        self.last_ns = used
-        if used > self._move_ns * moves:
-            self.bank_ns -= used - self._move_ns * moves
-            if self.bank_ns < 0:
-                raise self._too_slow("a move", used)
+        return used
 
     def _too_slow(self, what: str, used_ns: int) -> Fault:
         clock = self.place.clock
@@ -298,6 +315,10 @@ class Seat:
             self._look()
             now = time.monotonic()
             used = self._talk.cpu_ns() - self._mark_ns
+            if now >= cap or (cpu_ns is not None and used > cpu_ns):
+                self._waited_ns = int((now - started) * 1e9)
+                if cpu_ns is not None:
+                    self._used()  # a move that does not end is on the account too
             if now >= cap:
                 raise self._late(cpu_ns, what, used, now - started, by_match=deadline <= cap)
             left = min(cap - now, LOOK_S)
@@ -471,8 +492,8 @@ class Seat:
 
     def rest(self) -> bool:
         """After a game; False when it cannot play another one."""
-        if self._ended or self.fault or not self._met:
-            return False
+        if self._ended or self.fault or not self._met or self._unanswered:
+            return False  # a late answer would be taken for the first one of the next game
         self._take_log()
         return True
 

@@ -111,7 +111,10 @@ class Worker:
 
     def _listen(self) -> None:
         while (data := receive(self._sock)) is not None:
-            order = decode_order(data)
+            try:
+                order = decode_order(data)
+            except msgspec.MsgspecError:
+                break  # nobody would answer it: end, so that the runner hears of it
             if isinstance(order, Cancel):
                 self._cancelled.add(order.id)
             else:

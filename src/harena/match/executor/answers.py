@@ -36,6 +36,7 @@ def response(match: Match, max_bytes: int) -> pb.MatchResponse:
         environment=order.environment,
         games=[game_result(match, game) for game in match.games],
         warnings=[text(warning) for warning in match.warnings],
+        distinct_games=len({(game.pairing.seats, game.result.fingerprint or game.number) for game in match.games}),
     )
     if first is not None:
         answer.replay_url, answer.replay_html_url = first.urls

@@ -2,6 +2,7 @@
 
 Directions are 0 up, 1 right, 2 down, 3 left, and every move is allowed: turning back into one's own wall is a crash,
 not an illegal action. Two heads on one cell crash both. A seat's score is the number of rivals that crashed before it.
+A seat that forfeits is out where it stands, with a score of -1, and the others ride on.
 The start squares are turned copies of each other, on the middle of one side each, shifted alike by the seed; the seed
 also deals them to the seats.
 """
@@ -98,6 +99,15 @@ class Tron(BaseGame):
     def _blocked(self, aim: tuple[int, int]) -> bool:
         x, y = aim
         return not (0 <= x < self._size and 0 <= y < self._size) or self._grids[0][y * self._size + x] != 0
+
+    def withdraw(self, seats: Sequence[int]) -> bool:
+        """They crash where they stand, with the score of a forfeit; somebody must be left to ride on."""
+        if all(seat in seats for seat in self._moving):
+            return False
+        self._take_out([seat for seat in seats if self._alive[seat]])
+        for seat in seats:
+            self._scores[seat] = -1.0
+        return True
 
     def _take_out(self, crashed: list[int]) -> Mapping[int, float]:
         if not crashed:

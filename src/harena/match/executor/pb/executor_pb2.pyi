@@ -84,7 +84,7 @@ class Clock(_message.Message):
     def __init__(self, start_sec: _Optional[float] = ..., move_sec: _Optional[float] = ..., bank_sec: _Optional[float] = ..., match_sec: _Optional[float] = ...) -> None: ...
 
 class MatchResponse(_message.Message):
-    __slots__ = ("match_id", "status", "winner_agent_id", "agent_results", "replay_url", "error_message", "total_steps", "execution_time_sec", "replay_html_url", "seed", "replay", "reason", "environment", "games", "warnings")
+    __slots__ = ("match_id", "status", "winner_agent_id", "agent_results", "replay_url", "error_message", "total_steps", "execution_time_sec", "replay_html_url", "seed", "replay", "reason", "environment", "games", "warnings", "distinct_games")
     MATCH_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     WINNER_AGENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class MatchResponse(_message.Message):
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     GAMES_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    DISTINCT_GAMES_FIELD_NUMBER: _ClassVar[int]
     match_id: str
     status: MatchStatus
     winner_agent_id: str
@@ -115,7 +116,8 @@ class MatchResponse(_message.Message):
     environment: str
     games: _containers.RepeatedCompositeFieldContainer[GameResult]
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, match_id: _Optional[str] = ..., status: _Optional[_Union[MatchStatus, str]] = ..., winner_agent_id: _Optional[str] = ..., agent_results: _Optional[_Iterable[_Union[AgentResult, _Mapping]]] = ..., replay_url: _Optional[str] = ..., error_message: _Optional[str] = ..., total_steps: _Optional[int] = ..., execution_time_sec: _Optional[float] = ..., replay_html_url: _Optional[str] = ..., seed: _Optional[int] = ..., replay: _Optional[bytes] = ..., reason: _Optional[str] = ..., environment: _Optional[str] = ..., games: _Optional[_Iterable[_Union[GameResult, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    distinct_games: int
+    def __init__(self, match_id: _Optional[str] = ..., status: _Optional[_Union[MatchStatus, str]] = ..., winner_agent_id: _Optional[str] = ..., agent_results: _Optional[_Iterable[_Union[AgentResult, _Mapping]]] = ..., replay_url: _Optional[str] = ..., error_message: _Optional[str] = ..., total_steps: _Optional[int] = ..., execution_time_sec: _Optional[float] = ..., replay_html_url: _Optional[str] = ..., seed: _Optional[int] = ..., replay: _Optional[bytes] = ..., reason: _Optional[str] = ..., environment: _Optional[str] = ..., games: _Optional[_Iterable[_Union[GameResult, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., distinct_games: _Optional[int] = ...) -> None: ...
 
 class AgentResult(_message.Message):
     __slots__ = ("agent_id", "score", "errors", "error_message", "status", "cpu_sec", "log_tail", "log", "moves", "start_sec")
