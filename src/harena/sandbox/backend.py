@@ -23,6 +23,8 @@ class Capabilities:
     processes: str
     landlock: int
     """The kernel's Landlock ABI; 0: none."""
+    forks: bool = False
+    """Live boxes can be forked."""
     notes: tuple[str, ...] = ()
 
 

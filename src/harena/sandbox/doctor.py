@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
+import functools
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,36 @@ from typing import Any
 from harena.errors import BoxFileError, HarenaError, IsolationUnavailable
 from harena.sandbox import backend as backends
 from harena.sandbox.pool import SandboxPool
-from harena.sandbox.probes import CONTROLS, EXEC, JUNK, MAP, PROBES, ROOMY, TIGHT, TOOLS, TRACES, Control, Probe, Trace
+from harena.sandbox.probes import (
+    CONTROLS,
+    EXEC,
+    FORK,
+    JUNK,
+    LEFT_BY_FORK,
+    LEFT_FOR_FORK,
+    LOOK_AFTER_FORK,
+    LOOK_IN_FORK,
+    MAP,
+    MEET,
+    PROBES,
+    RLIMITS,
+    ROOMY,
+    RUN,
+    TIGHT,
+    TOOLS,
+    TRACES,
+    VISIT,
+    Control,
+    Probe,
+    Trace,
+)
 from harena.sandbox.session import Sandbox
 from harena.sandbox.spec import Limits, Result, Spec
 from harena.terminal import safe
 
 SPEC = Spec(workspace_mb=16)
 HOST_NAMES = {"tcp": "TCP listener", "udp": "UDP listener", "abstract": "abstract sockets", "path": "unix socket"}
+NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 BUDGET_S = 30
 """Where a box hangs, every probe would wait for its wall clock; the rest is not run, and so not held."""
 DETAIL = 300
@@ -81,7 +106,7 @@ def run_doctor(backend: str = "local", *, progress: Callable[[int, int], object]
         notes = found.notes
         if not found.launcher.startswith("native") and not notes:
             notes = ("this is the fallback launcher: with a C compiler, reinstalling Harena builds the native one",)
-        probes = tuple(_attack(backend, progress))
+        probes = tuple(_attack(backend, found, progress))
     except IsolationUnavailable as error:
         return Report(ok=False, enforcement=enforcement, notes=notes, missing=error.missing, fix=error.fix)
     return Report(ok=all(probe.held for probe in probes), enforcement=enforcement, notes=notes, probes=probes)
@@ -91,12 +116,14 @@ def _user() -> str:
     return "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
 
 
-def _attack(backend: str, progress: Callable[[int, int], object] | None) -> Iterator[ProbeResult]:
-    total = len(CONTROLS) + len(PROBES) + len(TRACES) + 2
-    with Host() as host, Ring(backend, host) as ring:
+def _attack(
+    backend: str, found: backends.Capabilities, progress: Callable[[int, int], object] | None
+) -> Iterator[ProbeResult]:
+    with Host() as host, Ring(backend, host, found) as ring:
+        total = len(ring.steps)
         results: list[ProbeResult] = []
-        for result in ring.steps():
-            results.append(result)
+        for step in ring.steps:
+            results.append(ring.take(step))
             if progress is not None:
                 progress(len(results), total)
         groups = list(dict.fromkeys(_group(result) for result in results))
@@ -256,13 +283,16 @@ class Host:
 class Ring:
     """The boxes and the pool, and the ways into them."""
 
-    def __init__(self, backend: str, host: Host) -> None:
+    def __init__(self, backend: str, host: Host, found: backends.Capabilities) -> None:
         self._backend = backend
         self._host = host
-        self._head = f"{TOOLS}\nT = {host.target()!r}\n"
+        self._found = found
+        self._target = {**host.target(), "landlock": found.landlock, "rlimits": RLIMITS}
         self._boxes: dict[bool, Sandbox] = {}
+        self._forks: dict[bool, Sandbox] = {}
         self._deadline = time.monotonic() + BUDGET_S
-        self._threads = concurrent.futures.ThreadPoolExecutor(3, thread_name_prefix="harena-doctor")
+        self._threads = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="harena-doctor")
+        self.steps = self._plan()
 
     def __enter__(self) -> Ring:
         # One box, so that the next program is in the one where the last has been.
@@ -270,10 +300,24 @@ class Ring:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for box in self._boxes.values():
+        for box in (*self._forks.values(), *self._boxes.values()):
             box.close()
         self._pool.close()
         self._threads.shutdown()
+
+    def _plan(self) -> list[tuple[str, Callable[[], tuple[bool, str]]]]:
+        steps: list[tuple[str, Callable[[], tuple[bool, str]]]] = []
+        steps += [(control.name, functools.partial(self._control, control)) for control in CONTROLS]
+        steps += [(probe.name, functools.partial(self._probe, probe)) for probe in PROBES]
+        steps += [("files.symlinks", self._symlinks), ("inherited.box_channel", self._box_channel)]
+        steps += [("inherited.init", self._init), ("network.meetings", self._meeting)]
+        steps += [(trace.name, functools.partial(self._trace, trace)) for trace in TRACES]
+        if self._found.forks:
+            steps.append(("next.fork", self._forked))
+        return steps
+
+    def _source(self, way: str, source: str) -> str:
+        return f"{TOOLS}\nT = {self._target | {'way': way}!r}\n{source}"
 
     def _box(self, tight: bool = False) -> Sandbox:
         """The interpreter of a box has the limits of the box: there is one for bombs."""
@@ -282,17 +326,14 @@ class Ring:
             box = self._boxes[tight] = Sandbox(SPEC, backend=self._backend, limits=_limits(tight, 5))
         return box
 
-    def steps(self) -> Iterator[ProbeResult]:
-        for control in CONTROLS:
-            yield self._guarded(control.name, lambda control=control: self._control(control))
-        for probe in PROBES:
-            yield self._guarded(probe.name, lambda probe=probe: self._probe(probe))
-        yield self._guarded("files.symlinks", self._symlinks)
-        yield self._guarded("inherited.box_channel", self._box_channel)
-        for trace in TRACES:
-            yield self._guarded(trace.name, lambda trace=trace: self._trace(trace))
+    def _fork(self, tight: bool) -> Sandbox:
+        fork = self._forks.get(tight)
+        if fork is None or not fork.alive:
+            fork = self._forks[tight] = self._box(tight).fork()[0]
+        return fork
 
-    def _guarded(self, name: str, step: Callable[[], tuple[bool, str]]) -> ProbeResult:
+    def take(self, named_step: tuple[str, Callable[[], tuple[bool, str]]]) -> ProbeResult:
+        name, step = named_step
         if time.monotonic() > self._deadline:
             return ProbeResult(name=name, held=False, detail=f"not run: those before it took {BUDGET_S} s")
         try:
@@ -303,13 +344,20 @@ class Ring:
             held, detail = False, f"it could not run: {error}"
         return ProbeResult(name=name, held=held, detail=printable(detail))
 
-    def _enter(self, way: str, source: str, *, tight: bool = False, wall_s: float = 5) -> Result:
-        limits = _limits(tight, wall_s)
+    def _enter(
+        self, way: str, source: str, *, tight: bool = False, wall_s: float = 5, more: Mapping[str, Any] | None = None
+    ) -> Result:
+        limits = dataclasses.replace(_limits(tight, wall_s), **more or {})
         if way == MAP:
             return self._pool.map([source], limits=limits)[0]
         if way == EXEC:
             return self._box(tight).exec(["python3", "-I", "-S", "-"], stdin=source.encode(), limits=limits)
+        if way == FORK:
+            return self._fork(tight).run(source, limits=limits)
         return self._box(tight).run(source, limits=limits)
+
+    def _ways(self, probe: Probe) -> list[str]:
+        return [way for way in probe.ways if way != FORK or self._found.forks]
 
     def _control(self, control: Control) -> tuple[bool, str]:
         for way in control.ways:
@@ -320,7 +368,8 @@ class Ring:
 
     def _probe(self, probe: Probe) -> tuple[bool, str]:
         tried, errors, verdicts = 0, set[str](), set[str]()
-        for way, result in zip(probe.ways, self._enter_all(probe), strict=True):
+        ways = self._ways(probe)
+        for way, result in zip(ways, self._enter_all(probe), strict=True):
             verdicts.add(result.verdict.value)
             if result.verdict not in probe.verdicts or b"ESCAPED" in result.stdout:
                 return False, f"by {way}: {_said(result)}"
@@ -333,20 +382,23 @@ class Ring:
         if self._box(probe.bomb).exec(["echo", "ok"]).stdout != b"ok\n":
             return False, "the box does not work any more after it"
         if not tried:
-            return True, f"ended ({_listed(sorted(verdicts))}) by {_listed(probe.ways)}"
-        return True, f"{tried} attempts in vain by {_listed(probe.ways)}{_in_brackets(sorted(errors))}"
+            return True, f"ended ({_listed(sorted(verdicts))}) by {_listed(ways)}"
+        return True, f"{tried} attempts in vain by {_listed(ways)}{_in_brackets(sorted(errors))}"
 
     def _enter_all(self, probe: Probe) -> list[Result]:
         """Side by side, as the ways do not touch each other; but bombs one by one."""
-        source = f"{self._head}{probe.source}\nfinish()\n"
 
         def enter(way: str) -> Result:
-            return self._enter(way, source, tight=probe.bomb, wall_s=probe.wall_s)
+            source = self._source(way, f"{probe.source}\nfinish()\n")
+            return self._enter(way, source, tight=probe.bomb, wall_s=probe.wall_s, more=probe.limits)
 
+        ways = self._ways(probe)
         if probe.bomb:
-            return [enter(way) for way in probe.ways]
+            return [enter(way) for way in ways]
         self._box()  # made here, and not by two threads at once
-        return list(self._threads.map(enter, probe.ways))
+        if FORK in ways:
+            self._fork(False)
+        return list(self._threads.map(enter, ways))
 
     def _symlinks(self) -> tuple[bool, str]:
         """The owner of the box follows links that the guest made."""
@@ -388,14 +440,78 @@ class Ring:
                 return False, f"what ran in the interpreter spoke for the box: {error}"
         return result.value == 42, "junk on every descriptor of the interpreter does not reach the box's own line"
 
+    def _init(self) -> tuple[bool, str]:
+        """The init of a box is our own code, and yet has no rights: seen from the host, as no guest could tell."""
+        self._box()
+        inits = [pid for pid in _descendants(os.getpid()) if _status(pid, "NSpid").split()[1:] == ["1"]]
+        if not inits:
+            return False, "no init of a box is among the children of this process"
+        for pid in inits:
+            for name in NAMESPACES:
+                if os.readlink(f"/proc/{pid}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}"):
+                    return False, f"it shares the {name} namespace of the host"
+            for name, wanted in {"CapEff": 0, "CapPrm": 0, "CapBnd": 0, "NoNewPrivs": 1}.items():
+                if int(_status(pid, name), 16) != wanted:
+                    return False, f"its {name} is {_status(pid, name)}"
+            if os.geteuid() == 0 and "0" in _status(pid, "Uid").split() + _status(pid, "Gid").split():
+                return False, "it is root on the host"
+            if os.sched_getscheduler(pid) != os.SCHED_OTHER:
+                return False, "it is scheduled before others"
+            if self._host.mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                return False, "it has the host's environment"
+            held = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+            if str(self._host.secrets[0]) in held:
+                return False, "it holds a file that the host had open"
+        return True, f"apart from the host in {len(NAMESPACES)} namespaces, without rights, variables and files of it"
+
+    def _meeting(self) -> tuple[bool, str]:
+        """Two programs in the same box at the same time."""
+        sources = [self._source(MAP, MEET), self._source(MAP, f"{VISIT}\nfinish()\n")]
+        server, visitor = self._pool.map(sources, limits=_limits(False, 5))
+        held = server.stdout == b"alone\n" and visitor.ok and _last(visitor.stdout).startswith("denied ")
+        return held, "programs side by side do not meet" if held else f"{_said(server)}; {_said(visitor)}"
+
+    def _forked(self) -> tuple[bool, str]:
+        """A fork of a live box has files, processes and sockets of its own."""
+        with Sandbox(SPEC, backend=self._backend, limits=_limits(False, 5)) as box:
+            left = box.run(self._source(RUN, LEFT_FOR_FORK))
+            if _last(left.stdout) != "left":
+                return False, f"the control failed: the interpreter could not leave it {_said(left)}"
+            with box.fork()[0] as fork:
+                for place, source in ((fork, LOOK_IN_FORK), (fork, LEFT_BY_FORK), (box, LOOK_AFTER_FORK)):
+                    result = place.run(self._source(RUN, source))
+                    if not result.ok or not _last(result.stdout).startswith(("denied ", "left")):
+                        return False, f"in the {'fork' if place is fork else 'parent'}: {_said(result)}"
+        return True, "a fork and its parent find nothing of each other"
+
     def _trace(self, trace: Trace) -> tuple[bool, str]:
-        left = self._enter(MAP, f"{self._head}{trace.leave}")
+        left = self._enter(MAP, self._source(MAP, trace.leave))
         if _last(left.stdout) != "left":
             return False, f"the control failed: the first program could not leave it {_said(left)}"
-        result = self._enter(MAP, f"{self._head}{trace.look}\nfinish()\n")
+        result = self._enter(MAP, self._source(MAP, f"{trace.look}\nfinish()\n"))
         if not result.ok or not _last(result.stdout).startswith("denied "):
             return False, f"the next program found it: {_said(result)}"
         return True, "the next program in the same box finds nothing of it"
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            parent = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry))
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, [])
+    return found[1:]
+
+
+def _status(pid: int, name: str) -> str:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return line.partition(":")[2].strip()
+    return ""
 
 
 def _limits(tight: bool, wall_s: float) -> Limits:

@@ -890,7 +890,8 @@ GUEST_ID, MAX_JOBS, LEFT_BYTES = 1000, 128, 8 << 20
 START_S, WATCH_NS, WATCH_IDLE_NS = 20, 20_000_000, 100_000_000
 THREAD_KB, OBJECT_BYTES, INODE_BYTES, MAPPING_BYTES = 24, 256, 1280, 320
 LOCKS_MOST, LOOK_CLOSER_KB, LOOK_S, SOCKETS_FEW = 8192, 8192, 0.05, 64
-NEWNS, NEWIPC, NEWUSER, NEWPID, PARENT = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x8000
+NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET, PARENT = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x8000
+SCOPES_ABI = 6  # from here on Landlock keeps abstract sockets apart
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC = 1, 2, 4, 8, 32, 4096, 16384
 WALL = 0x40000000  # wait for every kind of child
 TERMINALS = b"newinstance,ptmxmode=0666,mode=0620,max=32"
@@ -927,6 +928,10 @@ class Kernel:
         libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
         libc.mount.argtypes = [text, text, text, ctypes.c_ulong, text]
         libc.unshare.argtypes = [ctypes.c_int]
+        try:
+            self.landlock_abi = self.call(444, 0, 0, 1)
+        except OSError:
+            self.landlock_abi = 0  # the kernel has none: the mount namespace is the wall
 
     def check(self, result):
         if result < 0:
@@ -976,13 +981,14 @@ class Kernel:
         head, data = self.buffer(struct.pack("<Ii", 0x20080522, 0)), self.buffer(bytes(24))
         self.check(self._libc.capset(self.ctypes.c_void_p(head[1]), self.ctypes.c_void_p(data[1])))
 
-    def landlock(self, writable):
-        try:
-            abi = self.call(444, 0, 0, 1)
-        except OSError:
-            return  # the kernel has none: the mount namespace is the wall
+    def landlock(self, writable, alone):
+        """`alone`: not even on an abstract socket does it meet those that share its network namespace."""
+        abi = self.landlock_abi
+        if not abi:
+            return
         every = (1 << 13) - 1 | (1 << 13 if abi >= 2 else 0) | (1 << 14 if abi >= 3 else 0)
-        room, at = self.buffer(struct.pack("<Q", every))
+        rules = struct.pack("<QQQ", every, 0, alone) if abi >= SCOPES_ABI else struct.pack("<Q", every)
+        room, at = self.buffer(rules)
         ruleset = self.call(444, at, len(room), 0)
         for path, rights in [(b"/", 0b1101), *((path, every) for path in writable)]:
             try:
@@ -1050,7 +1056,9 @@ def map_ids():
 
 def make_job(kernel, config, spec, fds, counted, command=None, flags=0):
     """Starts a job's init in namespaces of its own and returns its pid; 0 in the job's main process, now a guest."""
-    flags |= NEWUSER | NEWPID | NEWNS | (NEWIPC if spec.flags & FRESH_FS else 0)
+    flags |= NEWUSER | NEWPID | NEWNS
+    if spec.flags & FRESH_FS:
+        flags |= NEWIPC | (0 if kernel.landlock_abi >= SCOPES_ABI else NEWNET)
     doing("clone namespaces")
     pid = kernel.clone(flags)
     if pid == 0:
@@ -1215,7 +1223,7 @@ def confine(kernel, config, spec, counted):
     doing("no_new_privs")
     kernel.prctl(38, 1)
     doing("landlock")
-    kernel.landlock(config.writable)
+    kernel.landlock(config.writable, bool(spec.flags & FRESH_FS))
     doing("capabilities")
     kernel.drop_capabilities()
     kernel.prctl(4, 1)
