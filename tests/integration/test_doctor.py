@@ -17,15 +17,15 @@ from harena.sandbox.probes import Control, Probe, Trace
 from harena.sandbox.spec import Verdict
 
 WANTED = {
-    "network": {"tcp", "udp", "abstract_sockets", "unix_sockets", "families", "interfaces"},
-    "files": {"read_host", "write_host", "symlinks", "hard_links"},
-    "processes": {"seen", "ptrace", "signals"},
-    "privilege": {"mounts", "setuid", "devices"},
+    "network": {"tcp", "udp", "abstract_sockets", "unix_sockets", "families", "programs", "interfaces", "meetings"},
+    "files": {"read_host", "write_host", "symlinks", "hard_links", "read_only_mounts", "landlock"},
+    "processes": {"seen", "own", "ptrace", "signals", "left_behind"},
+    "privilege": {"mounts", "setuid", "devices", "mount_flags"},
     "kernel": {"proc_writes", "sys_writes", "bpf", "userfaultfd", "io_uring", "keyctl", "perf_event_open"}
-    | {"user_namespaces", "code_and_log"},
-    "inherited": {"descriptors", "environment", "box_channel"},
-    "limits": {"processes", "memory", "disk", "output", "threads", "time", "descriptors"},
-    "next": {"files", "environment", "modules", "shared_memory", "processes"},
+    | {"user_namespaces", "code_and_log", "refused_calls", "refused_arguments"},
+    "inherited": {"descriptors", "environment", "box_channel", "init"},
+    "limits": {"processes", "memory", "disk", "inodes", "output", "threads", "time", "cpu", "descriptors", "rlimits"},
+    "next": {"files", "environment", "modules", "shared_memory", "processes", "fork"},
     "works": {"compute", "workspace", "child", "threads", "own_loopback"},
 }
 

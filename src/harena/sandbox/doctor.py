@@ -30,6 +30,7 @@ from harena.sandbox.probes import (
     EXEC,
     FORK,
     JUNK,
+    LEAVE_BEHIND,
     LEFT_BY_FORK,
     LEFT_FOR_FORK,
     LOOK_AFTER_FORK,
@@ -55,7 +56,7 @@ from harena.terminal import safe
 SPEC = Spec(workspace_mb=16)
 HOST_NAMES = {"tcp": "TCP listener", "udp": "UDP listener", "abstract": "abstract sockets", "path": "unix socket"}
 NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
-BUDGET_S = 30
+BUDGET_S = 60
 """Where a box hangs, every probe would wait for its wall clock; the rest is not run, and so not held."""
 DETAIL = 300
 """Characters of a probe's words that are kept: the guest wrote some of them."""
@@ -310,7 +311,8 @@ class Ring:
         steps += [(control.name, functools.partial(self._control, control)) for control in CONTROLS]
         steps += [(probe.name, functools.partial(self._probe, probe)) for probe in PROBES]
         steps += [("files.symlinks", self._symlinks), ("inherited.box_channel", self._box_channel)]
-        steps += [("inherited.init", self._init), ("network.meetings", self._meeting)]
+        steps += [("inherited.init", self._init), ("processes.left_behind", self._left_behind)]
+        steps += [("network.meetings", self._meeting)]
         steps += [(trace.name, functools.partial(self._trace, trace)) for trace in TRACES]
         if self._found.forks:
             steps.append(("next.fork", self._forked))
@@ -453,8 +455,9 @@ class Ring:
             for name, wanted in {"CapEff": 0, "CapPrm": 0, "CapBnd": 0, "NoNewPrivs": 1}.items():
                 if int(_status(pid, name), 16) != wanted:
                     return False, f"its {name} is {_status(pid, name)}"
-            if os.geteuid() == 0 and "0" in _status(pid, "Uid").split() + _status(pid, "Gid").split():
-                return False, "it is root on the host"
+            ids = [word for name in ("Uid", "Gid", "Groups") for word in _status(pid, name).split()]
+            if os.geteuid() == 0 and ("0" in ids or len(set(ids)) > 1):  # one number, which is nobody's on the host
+                return False, f"it is somebody on the host: {sorted(set(ids))}"
             if os.sched_getscheduler(pid) != os.SCHED_OTHER:
                 return False, "it is scheduled before others"
             if self._host.mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
@@ -463,6 +466,18 @@ class Ring:
             if str(self._host.secrets[0]) in held:
                 return False, "it holds a file that the host had open"
         return True, f"apart from the host in {len(NAMESPACES)} namespaces, without rights, variables and files of it"
+
+    def _left_behind(self) -> tuple[bool, str]:
+        """Nothing that an execution started outlives its result."""
+        for way in (EXEC, MAP):
+            result = self._enter(way, self._source(way, LEAVE_BEHIND), wall_s=2)
+            if result.stdout != b"left\n" or not result.ok:
+                return False, f"by {way}: {_said(result)}"
+            end = time.monotonic() + 1
+            while _processes_named(f"{self._host.mark}-left"):
+                if time.monotonic() > end:
+                    return False, f"by {way}: a process of it still runs"
+        return True, "what a guest left running has ended with it"
 
     def _meeting(self) -> tuple[bool, str]:
         """Two programs in the same box at the same time."""
@@ -476,7 +491,7 @@ class Ring:
         with Sandbox(SPEC, backend=self._backend, limits=_limits(False, 5)) as box:
             left = box.run(self._source(RUN, LEFT_FOR_FORK))
             if _last(left.stdout) != "left":
-                return False, f"the control failed: the interpreter could not leave it {_said(left)}"
+                return False, f"before a fork: {_said(left)}"
             with box.fork()[0] as fork:
                 for place, source in ((fork, LOOK_IN_FORK), (fork, LEFT_BY_FORK), (box, LOOK_AFTER_FORK)):
                     result = place.run(self._source(RUN, source))
@@ -504,6 +519,15 @@ def _descendants(pid: int) -> list[int]:
     for parent in found:
         found += children.get(parent, [])
     return found[1:]
+
+
+def _processes_named(name: str) -> list[str]:
+    found: list[str] = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if Path("/proc", entry, "cmdline").read_bytes().startswith(name.encode()):
+                found.append(entry)
+    return found
 
 
 def _status(pid: int, name: str) -> str:

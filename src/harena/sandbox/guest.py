@@ -1075,7 +1075,7 @@ def make_job(kernel, config, spec, fds, counted, command=None, flags=0):
 
 def init_main(kernel, config, spec, fds, counted, command):
     """pid 1 of the job. Comes back only in its child, the main process."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # pid 1 hears only what it has a handler for
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # a module may have left handlers
     doing("parent death signal")
     kernel.prctl(1, 9)
     doing("map the user")

@@ -1,0 +1,92 @@
+"""Builds the native part from changed copies of its sources, each object once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from layers import Edit
+
+PROJECT = Path(__file__).parents[2]
+NATIVE = PROJECT / "src/harena/backends/local/native"
+BUILT = PROJECT / "build" / "mutants"
+"""Kept between runs, by content; `make clean` removes it."""
+FAST = ("-O0", "-std=gnu11", "-w", "-fPIC")
+
+
+def sources(folder: Path = NATIVE) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(folder.glob("*.[ch]"))}
+
+
+def edited(texts: dict[str, str], edits: Sequence[Edit]) -> dict[str, str]:
+    """The texts with every edit made; one that fits nothing is an error: the code has changed, and the edit must too."""
+    changed = dict(texts)
+    for edit in edits:
+        changed[edit.file], count = re.subn(edit.old, edit.new, changed[edit.file])
+        assert count, f"{edit.file} has nothing like {edit.old}"
+    return changed
+
+
+def build(edits: Sequence[Edit] = (), *, flags: Sequence[str] = FAST, static: bool = True) -> Path:
+    """A folder with `harena-box` and `zygote.so`, made from the sources with these edits."""
+    texts = edited(sources(), edits)
+    folder = BUILT / _key(*texts.items(), flags, static)
+    if folder.is_dir():
+        return folder
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILT) as name:
+        made = Path(name, "made")
+        made.mkdir()
+        objects = {path: _object(path, texts, flags) for path in texts if path.endswith(".c")}
+        box = [found for path, found in objects.items() if path != "zygote.c"]
+        loop = [found for path, found in objects.items() if path != "box.c"]
+        _cc(*flags, *(["-static"] if static else []), "-o", made / "harena-box", *box)
+        _cc(*flags, "-shared", "-o", made / "zygote.so", *loop)
+        _publish(made, folder)
+    return folder
+
+
+def _object(name: str, texts: dict[str, str], flags: Sequence[str]) -> Path:
+    headers = {path: text for path, text in texts.items() if path.endswith(".h")}
+    found = BUILT / f"{_key(*headers.items(), texts[name], flags)}.o"
+    if not found.exists():
+        with tempfile.TemporaryDirectory(dir=BUILT) as folder:
+            for path, text in (*headers.items(), (name, texts[name])):
+                Path(folder, path).write_text(text)
+            _cc(*flags, "-c", "-o", Path(folder, "object"), Path(folder, name))
+            os.replace(Path(folder, "object"), found)
+    return found
+
+
+def _publish(made: Path, folder: Path) -> None:
+    try:
+        made.rename(folder)
+    except OSError:  # another worker was faster
+        assert folder.is_dir()
+
+
+def _cc(*arguments: str | Path) -> None:
+    done = subprocess.run([os.environ.get("CC") or "cc", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def publish_text(name: str, text: str) -> Path:
+    """A file of this name and content, kept like what is built."""
+    folder = BUILT / _key(name, text)
+    if not folder.is_dir():
+        BUILT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILT) as parent:
+            made = Path(parent, "made")
+            made.mkdir()
+            (made / name).write_text(text)
+            _publish(made, folder)
+    return folder / name
