@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from layers import Edit
@@ -32,9 +32,15 @@ def edited(texts: dict[str, str], edits: Sequence[Edit]) -> dict[str, str]:
     return changed
 
 
-def build(edits: Sequence[Edit] = (), *, flags: Sequence[str] = FAST, static: bool = True) -> Path:
-    """A folder with `harena-box` and `zygote.so`, made from the sources with these edits."""
-    texts = edited(sources(), edits)
+def build(
+    edits: Sequence[Edit] = (),
+    *,
+    flags: Sequence[str] = FAST,
+    static: bool = True,
+    more: Mapping[str, str] | None = None,
+) -> Path:
+    """A folder with `harena-box` and `zygote.so`, made from the sources with these edits, and more sources."""
+    texts = edited(sources(), edits) | dict(more or {})
     folder = BUILT / _key(*texts.items(), flags, static)
     if folder.is_dir():
         return folder

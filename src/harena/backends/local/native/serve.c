@@ -274,7 +274,7 @@ static void end_answered(struct job *job) {
   job->deadline_ns = now_ns() + REST_ANSWERED_NS;
 }
 
-static clockid_t process_clock(pid_t pid) { return ((clockid_t)~pid << 3) | 2; } /* as clock_getcpuclockid makes it */
+static clockid_t process_clock(pid_t pid) { return (clockid_t)(~(unsigned)pid << 3 | 2); } /* as clock_getcpuclockid makes it */
 
 /* A program that says it has ended waits to be killed. The answer need not wait for that, nor for the kernel to take its
  * namespaces down; how it ended is its own word in any case. */
@@ -553,7 +553,9 @@ static void do_spawn(const struct head *head, char *body, int *fds, int nfds, ch
   memcpy(&spec, body, sizeof spec);
   body += sizeof spec;
   uint64_t need = sizeof spec + (uint64_t)spec.strings_len + spec.cwd_len + spec.stdin_len + spec.payload_len;
-  if (need != head->len || spec.profile > 3 || (!become_program && (spec.kind == KIND_PROGRAM || spec.kind == KIND_SERVER)))
+  int forked = spec.kind == KIND_PROGRAM || spec.kind == KIND_SERVER, executed = spec.kind == KIND_EXEC || spec.kind == KIND_TRUSTED;
+  if (need != head->len || spec.profile > 3 || !(executed ? spec.argc > 0 : forked && become_program) ||
+      (uint64_t)spec.argc + spec.envc > spec.strings_len) /* each has its NUL */
     return send_error(head->id, EPROTO, "malformed request");
   if (spec.kind == KIND_PROGRAM && spec.ahead) {
     if (!same_template(&spec, &template)) drop_ahead();
