@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 PROTECTIVE = re.compile(
     r"\b(?:ATTR_(?:RDONLY|NOSUID|NODEV)\b(?! \d)|MS_(?:RDONLY|NOSUID|NODEV|NOEXEC|PRIVATE)|CLONE_NEW\w+|RLIMIT_\w+"
-    r"|PR_\w+|SYS_(?:seccomp|landlock_restrict_self|close_range|capset)|(?:umount2|setsid|setgroups|setresuid|setresgid"
+    r"|PR_\w+|MADV_\w+|SYS_(?:seccomp|landlock_restrict_self|close_range|capset)|(?:umount2|setsid|setgroups|setresuid|setresgid"
     r"|sigfillset|drop_bounds|drop_held|drop_capabilities|slot_join|protect)(?=\())"
 )
 """What takes something away from a guest, as the C sources write it."""
@@ -329,6 +329,11 @@ LAYERS = (
         by="inherited.descriptors",
     ),
     layer(
+        "memory that programs do not inherit",
+        Edit("vault.c", r"madvise\(block, size, MADV_DONTFORK\)", "0"),
+        by="next.memory",
+    ),
+    layer(
         "guests in their cgroup",
         job(r"(?<=int slot_join\(struct job \*job, pid_t pid\) \{\n)", "  return 0;\n"),
         guest(r"    for fd in fds\[JOINS\]:\n        os\.write\(fd, b\"0\"\)\n"),
@@ -456,7 +461,7 @@ LAYERS = (
         job(r"if \(job->spec\.flags & SPAWN_FORKABLE && !job->view && ", "if (0 && "),
         by="next.fork",
     ),
-    layer("user namespaces after a fork", fork(r"if \(!others\) allow\(parent, \"0\"\);"), by="next.fork"),
+    layer("user namespaces after a fork", fork(r"if \(!others && allow[^;]*;"), by="next.fork"),
     layer(
         "user namespaces in a fork",
         fork(r"if \(put\(\"/proc/sys/user/max_user_namespaces\", \"0\"\)\)", "if (0)"),
@@ -499,7 +504,7 @@ NO_LAYER = {
     r"return drop_held\(\) \?": "a command loses its capabilities at execve, too",
     r"(?s)static int drop_(?:bounds|held)\(void\) \{.*?\n\}|int drop_capabilities\(void\).*": "how; the layers are where it is called",
     r"(?:static void protect|protect\(inside|int slot_adopt|slot_join\((?:job|struct)).*": "how; the layers are what it does",
-    r"#define SYS_.*|/\*(?s:.)*?\*/": "words",
+    r"#define (?:SYS|NO)_.*|/\*(?s:.)*?\*/": "words",
     r"syscall\(SYS_clone, CLONE_NEWUSER \| SIGCHLD": "a namespace that only holds a map for a mount",
     r"enter\(helper->\w+, [^)]*\)|int spaces = .*": "enters namespaces, and makes none",
     r"\n  setsid\(\);": "keeps the keeper from signals of the host's terminal",

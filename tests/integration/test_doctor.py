@@ -25,7 +25,7 @@ WANTED = {
     | {"user_namespaces", "code_and_log", "refused_calls", "refused_arguments"},
     "inherited": {"descriptors", "environment", "box_channel", "init"},
     "limits": {"processes", "memory", "disk", "inodes", "output", "threads", "time", "cpu", "descriptors", "rlimits"},
-    "next": {"files", "environment", "modules", "shared_memory", "processes", "fork"},
+    "next": {"files", "environment", "modules", "memory", "shared_memory", "processes", "fork"},
     "works": {"compute", "workspace", "child", "threads", "own_loopback"},
 }
 

@@ -313,7 +313,7 @@ def test_a_sanitizer_that_reports_is_heard(monkeypatch: pytest.MonkeyPatch) -> N
     sanitized.build.cache_clear()
     try:
         with (
-            pytest.raises(AssertionError, match="heap-buffer-overflow|insufficient space"),
+            pytest.raises(AssertionError, match=r"heap-buffer-overflow|insufficient space"),
             sanitized.boxes(monkeypatch) as spec,
             Sandbox(spec, limits=LIMITS) as box,
             contextlib.suppress(BoxLost),

@@ -116,7 +116,7 @@ class Interpreter:
         parts: tuple[list[bytes], list[bytes]] = ([], [])
         room = limits.output_bytes
         poll = select.poll()
-        for fd in (self._sock.fileno(), *self._out, self._python.fileno()):
+        for fd in (self._sock.fileno(), *self._out, self._python.exclusive.fileno()):
             poll.register(fd, select.POLLIN)
         answer: wire.Frame | None = None
         ended = wire.Ended.SELF

@@ -838,6 +838,28 @@ check("a planted module", "doctor_left" not in sys.modules)
 """,
     ),
     Trace(
+        name="next.memory",
+        leave='''
+left = """doctor-left-a-secret"""
+print("left")
+''',
+        look="""
+secret = "-".join(("doctor", "left", "a", "secret")).encode()
+found = 0
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+    for line in maps:
+        bounds, rights, *_, = line.split()
+        start, end = (int(bound, 16) for bound in bounds.split("-"))
+        if rights.startswith("r") and "[v" not in line:
+            try:
+                memory.seek(start)
+                found += memory.read(end - start).count(secret)
+            except (OSError, OverflowError):
+                pass
+check(f"{found} traces of it in memory", found <= 1)  # one is the word that is looked for
+""",
+    ),
+    Trace(
         name="next.shared_memory",
         leave='try:\n    syscall("shmget", 4242, 4096, 0o1666)\nexcept OSError: pass\nprint("left")',
         look='attempt("a System V segment", syscall, "shmget", 4242, 4096, 0o666, also=NOT_THERE)',

@@ -16,9 +16,8 @@ struct config config = {.cgroup_memory = -1, .cgroup_pids = -1, .cgroup_v2 = -1}
 static int drop_bounds(void) {
   for (int cap = 0; cap < 64; cap++)
     if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) {
-      if (errno == EINVAL) break; /* past the last capability of this kernel */
-      if (errno != EPERM) return -1;
-      break; /* without CAP_SETPCAP: there is nothing to gain from the bounding set under no_new_privs */
+      if (errno == EINVAL && cap) break; /* past the last capability of this kernel */
+      return -1;
     }
   return 0;
 }

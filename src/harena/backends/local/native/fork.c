@@ -101,12 +101,12 @@ static int copy_tree(int from, int to, int depth) {
 
 static int copy_entry(int from, int to, const char *name, char *target, int depth) {
   struct stat info;
-  if (fstatat(from, name, &info, AT_SYMLINK_NOFOLLOW)) return 0; /* gone meanwhile */
+  if (fstatat(from, name, &info, AT_SYMLINK_NOFOLLOW)) return errno == ENOENT ? 0 : -1; /* gone meanwhile */
   struct timespec times[2] = {info.st_atim, info.st_mtim};
   if (S_ISREG(info.st_mode)) return copy_file(from, to, name, &info);
   if (S_ISLNK(info.st_mode)) {
     ssize_t len = readlinkat(from, name, target, sizeof ((struct listing *)0)->target - 1);
-    if (len < 0) return 0;
+    if (len < 0) return errno == ENOENT ? 0 : -1;
     target[len] = 0;
     return symlinkat(target, to, name) || utimensat(to, name, times, AT_SYMLINK_NOFOLLOW);
   }

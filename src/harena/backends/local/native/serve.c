@@ -76,7 +76,7 @@ static int send_parts(uint16_t op, uint32_t id, struct iovec *parts, int count, 
   for (size_t left = sizeof head + head.len; left;) {
     ssize_t sent = sendmsg(control, &message, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0) return -1;
+    if (sent < 0) return shutdown(control, SHUT_RDWR), -1; /* or the host would wait for an answer that never comes */
     left -= sent;
     message.msg_control = NULL;
     message.msg_controllen = 0;
@@ -155,6 +155,7 @@ static void drain(struct job *job, int *fd, struct buffer *buffer) {
     ssize_t got = read(*fd, buffer->data + buffer->len, OUTPUT_BLOCK - buffer->len);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return;
+    if (got < 0) job_kill(job, ENDED_HOST); /* what it wrote is lost, and must not pass as all of it */
     if (got <= 0) {
       close(*fd);
       *fd = -1;
