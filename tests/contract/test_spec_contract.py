@@ -12,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from harena import BackendUnavailable, HarenaError, Mount, Sandbox, SandboxPool, SpecError, Verdict
+from harena import (
+    BackendUnavailable,
+    HarenaError,
+    IsolationUnavailable,
+    Mount,
+    Sandbox,
+    SandboxPool,
+    SpecError,
+    Verdict,
+)
+from harena.sandbox import guest
 
 MakeBox = Callable[..., Sandbox]
 
@@ -206,3 +216,18 @@ def test_workspace_and_tmp_have_the_size_asked_for(make_box: MakeBox, size_mb: i
 def test_unknown_backend_is_told_with_those_there_are() -> None:
     with pytest.raises(BackendUnavailable, match="local"):
         Sandbox(backend="no-such-backend")
+
+
+def test_python_that_cannot_start_is_quoted(make_box: Callable[..., Sandbox]) -> None:
+    box = make_box(preload=("no_such_module",))
+    with pytest.raises(IsolationUnavailable, match="No module named 'no_such_module'") as caught:
+        box.run("1")
+    assert ".".join(map(str, guest.MIN_PYTHON)) in str(caught.value)
+
+
+def test_python_that_is_too_old_is_named_with_the_oldest_that_does(make_box: Callable[..., Sandbox]) -> None:
+    old = next(Path(sys.base_prefix).parent.glob("3.[67].*/bin/python3"), None)
+    if old is None:
+        pytest.skip("host: no Python older than boxes support")
+    with pytest.raises(IsolationUnavailable, match=r"3\.8 or newer"):
+        make_box(python=str(old)).run("1")

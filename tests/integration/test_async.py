@@ -116,30 +116,52 @@ def test_the_loop_is_free_while_the_guest_runs() -> None:
 
 
 @pytest.mark.parametrize("call", SLEEP)
-def test_a_cancelled_call_closes_the_box_and_leaves_nothing(call: str) -> None:
+def test_a_cancelled_call_ends_alone(call: str) -> None:
+    """Neither the box nor what else runs in it ends with it."""
+
     async def scenario() -> None:
-        box = await AsyncSandbox.create()
-        start = time.monotonic()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(SLEEP[call](box), 0.3)
-        assert time.monotonic() - start < 5
-        assert box.closed
-        assert box.id not in own_boxes()
+        async with AsyncSandbox() as box:
+            await box.write("kept", b"1")
+            if call != "run":
+                await box.run("x = 1")
+            other = asyncio.ensure_future(box.exec(["sh", "-c", "sleep 1; echo other"]))
+            start = time.monotonic()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(SLEEP[call](box), 0.3)
+            assert time.monotonic() - start < 15
+            assert (await other).stdout == b"other\n"
+            assert await box.read("kept") == b"1"
+            assert (await box.run("print('x' in globals())")).stdout == (b"False\n" if call == "run" else b"True\n")
+            left = "import os; print(sum(b'sleep' in open(f'/proc/{p}/cmdline', 'rb').read() for p in os.listdir('/proc') if p.isdigit()))"
+            assert (await box.exec(["python3", "-c", left])).stdout.split() == [b"1"], "its own command line alone"
+
+    asyncio.run(scenario())
+
+
+def test_a_call_cancelled_in_the_queue_does_not_run() -> None:
+    async def scenario() -> None:
+        async with AsyncSandbox() as box:
+            first = asyncio.ensure_future(box.run("import time; time.sleep(0.7); x = 1"))
+            await asyncio.sleep(0.2)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(box.run("open('ran', 'w')"), 0.1)
+            assert (await first).ok, "it waited for its turn, so nothing of it had to be ended"
+            assert (await box.run("import os; print(x, os.path.exists('ran'))")).stdout == b"1 False\n"
 
     asyncio.run(scenario())
 
 
 def test_a_second_cancel_does_not_interrupt_the_clean_up() -> None:
     async def scenario() -> None:
-        box = await AsyncSandbox.create()
-        task = asyncio.ensure_future(box.exec(["sleep", "20"]))
-        await asyncio.sleep(0.2)
-        task.cancel()
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert box.closed
+        async with AsyncSandbox() as box:
+            task = asyncio.ensure_future(box.exec(["sleep", "20"]))
+            await asyncio.sleep(0.2)
+            task.cancel()
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await box.exec(["echo", "still"])).stdout == b"still\n"
 
     asyncio.run(scenario())
 
@@ -272,9 +294,10 @@ def test_a_pool_maps_and_reports_progress_in_the_loops_thread() -> None:
             assert threads == {threading.get_ident()}
             assert not (await pool.check_deterministic("print(hash('a'))")).deterministic
             assert (await pool.check_deterministic("print(1)", runs=2)).deterministic
-            async with await pool.lease(ttl_s=60) as box:
-                assert (await box.exec(["hostname"])).stdout == b"box\n"
-            assert box.closed
+            for lease in (pool.lease(ttl_s=60), await pool.lease(ttl_s=60), asyncio.create_task(pool.lease())):
+                async with lease if not isinstance(lease, asyncio.Task) else await lease as box:
+                    assert (await box.exec(["hostname"])).stdout == b"box\n"
+                assert box.closed
 
     asyncio.run(scenario())
 

@@ -1,9 +1,11 @@
 """Async twins of Sandbox, SandboxPool and Process: the same boxes, each call awaited in a thread of its own.
 
-A cancelled call closes the box, because nobody knows what it was doing; one that ends by itself within a moment leaves
-the box as it is. Something that was being made when the call was cancelled (a box, a lease, a fork, a process) is ended
-as soon as it is there. A cancelled `map` is given up at its next result, at the latest after its `wall_s`. Reading from
-a process and waiting for it may be cancelled freely: nothing is lost and the process goes on.
+A cancelled `exec` or `call` ends what it runs, a cancelled `run` its interpreter with all variables; the box and the
+rest in it stay. Another call that is cancelled, a file operation, closes the box, because nobody knows what was done;
+one that ends by itself within a moment leaves all as it is. Something that was being made when the call was cancelled
+(a box, a lease, a fork, a process) is ended as soon as it is there. A cancelled `map` is given up at its next result,
+at the latest after its `wall_s`. Reading from a process and waiting for it may be cancelled freely: nothing is lost and
+the process goes on.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from harena.errors import BoxClosed
 from harena.sandbox.files import MAX_ENTRIES, Snapshot
 from harena.sandbox.pool import Determinism, SandboxPool
 from harena.sandbox.process import CHUNK, Process, Stream
-from harena.sandbox.session import Sandbox
+from harena.sandbox.session import Sandbox, Stop
 from harena.sandbox.spec import MB, Clocks, FileInfo, Limits, Result, Spec
 
 CALLS = 256
@@ -54,7 +56,7 @@ async def _control(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 
 
 async def _guarded(close: Callable[[str], object], function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """A call of a box; when it is cancelled, the box ends with it."""
+    """A call of a box; when it is cancelled, `close` ends it, if need be with the box."""
     job = _threads("calls").submit(function, *args, **kwargs)
     try:
         return await asyncio.wrap_future(job)
@@ -98,6 +100,42 @@ async def _made(discard: Callable[[T], object], make: Callable[[], T]) -> T:
 def _discard(discard: Callable[[T], object], job: concurrent.futures.Future[T]) -> None:
     if not job.cancelled() and job.exception() is None:
         discard(job.result())
+
+
+class _Closing(Protocol):
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+C = TypeVar("C", bound=_Closing)
+
+
+class Opening(Coroutine[Any, Any, C]):
+    """Something on its way: `await` it, or enter it by `async with`, which closes it at the end."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, C]) -> None:
+        self._coroutine = coroutine
+        self._entered: C | None = None
+
+    def send(self, value: Any, /) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *args: Any) -> Any:
+        return self._coroutine.throw(*args)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, C]:
+        return self._coroutine.__await__()
+
+    async def __aenter__(self) -> C:
+        self._entered = await self._coroutine
+        return await self._entered.__aenter__()
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._entered is not None:
+            await self._entered.__aexit__(*exc)
 
 
 class AsyncStream:
@@ -317,9 +355,11 @@ class AsyncSandbox:
         limits: Limits | None = None,
     ) -> Result:
         """Runs a command to its end. What it left running ends with it; `start` is for what should stay."""
-        return await self._call(Sandbox.exec, argv, stdin=stdin, env=env, cwd=cwd, limits=limits)
+        stop = Stop()
+        run = functools.partial(self.sync.exec, stdin=stdin, env=env, cwd=cwd, limits=limits, stop=stop)
+        return await _guarded(lambda _: stop(), run, argv)
 
-    async def start(
+    def start(
         self,
         argv: Sequence[str],
         *,
@@ -329,14 +369,20 @@ class AsyncSandbox:
         pty: bool = False,
         rows: int = 24,
         cols: int = 80,
-    ) -> AsyncProcess:
-        """Starts a command and returns at once. With `pty` it has a terminal, and stderr comes with stdout."""
-        start = functools.partial(self.sync.start, env=env, cwd=cwd, limits=limits, pty=pty, rows=rows, cols=cols)
-        return AsyncProcess(await _made(Process.close, functools.partial(start, argv)))
+    ) -> Opening[AsyncProcess]:
+        """Starts a command; to be awaited, or entered by `async with`. With `pty` it has a terminal, and stderr comes
+        with stdout."""
+
+        async def start() -> AsyncProcess:
+            make = functools.partial(self.sync.start, env=env, cwd=cwd, limits=limits, pty=pty, rows=rows, cols=cols)
+            return AsyncProcess(await _made(Process.close, functools.partial(make, argv)))
+
+        return Opening(start())
 
     async def run(self, source: str, *, limits: Limits | None = None) -> Result:
         """Runs source in the box's persistent interpreter, which keeps its variables until it ends."""
-        return await self._call(Sandbox.run, source, limits=limits)
+        stop = Stop()
+        return await _guarded(lambda _: stop(), functools.partial(self.sync.run, limits=limits, stop=stop), source)
 
     async def call(
         self,
@@ -348,7 +394,9 @@ class AsyncSandbox:
         limits: Limits | None = None,
     ) -> Result:
         """Calls a function that source defines, in a process of its own, with JSON arguments; `value` is its answer."""
-        return await self._call(Sandbox.call, source, name, args, kwargs, limits=limits)
+        stop = Stop()
+        call = functools.partial(self.sync.call, limits=limits, stop=stop)
+        return await _guarded(lambda _: stop(), call, source, name, args, kwargs)
 
     async def ping(self) -> None:
         await self._call(Sandbox.ping)
@@ -480,9 +528,14 @@ class AsyncSandboxPool:
             raise BoxClosed("the pool is not made yet: `async with` it, or use `await AsyncSandboxPool.create()`")
         return self._pool
 
-    async def lease(self, *, ttl_s: float | None = None) -> AsyncSandbox:
-        """A box of one's own, until it is closed or ttl_s is over. QueueTimeout when none is free in clocks.queue_s."""
-        return AsyncSandbox.of(await _made(_close, functools.partial(self.sync.lease, ttl_s=ttl_s)))
+    def lease(self, *, ttl_s: float | None = None) -> Opening[AsyncSandbox]:
+        """A box of one's own, until it is closed or ttl_s is over; to be awaited, or entered by `async with`.
+        QueueTimeout when none is free in clocks.queue_s."""
+
+        async def lease() -> AsyncSandbox:
+            return AsyncSandbox.of(await _made(_close, functools.partial(self.sync.lease, ttl_s=ttl_s)))
+
+        return Opening(lease())
 
     async def map(
         self,

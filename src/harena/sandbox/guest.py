@@ -28,6 +28,7 @@ import sys
 import time
 import types
 
+MIN_PYTHON = (3, 8)  # of the box; this file is read by no older one
 RESULT_FD, HAND_FD, SERVER_FD = 3, 4, 5
 HEAD = struct.Struct("<IHHII")
 U32 = struct.Struct("<I")
@@ -2179,5 +2180,7 @@ if __name__ == "__main__":
         loop_main(int(arguments[0]), json.loads(arguments[1]))
     elif role == "--template":
         template_main(arguments)
+    elif role == "--check":
+        load(arguments)  # for its complaints, where a zygote did not start
     else:
         zygote_main(role, arguments[0], arguments[1:])

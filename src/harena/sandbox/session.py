@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -59,6 +59,47 @@ def _touches(method: Callable[Concatenate[Sandbox, P], T]) -> Callable[Concatena
             self.end_call()
 
     return wrapped
+
+
+class Stop:
+    """Ends one execution from another thread, and nothing else in the box; a `run` ends with its interpreter."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._end: Callable[[], object] | None = None
+        self.requested = False
+
+    def __call__(self) -> None:
+        with self._lock:
+            self.requested = True
+            if self._end is not None:
+                self._end()
+
+    @contextlib.contextmanager
+    def ends(self, end: Callable[[], object]) -> Generator[None]:
+        """For what has begun, or is about to: `end` is called at once where the stop came before."""
+        with self._lock:
+            self._end = end
+            if self.requested:
+                end()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._end = None
+
+
+def _request(channel: Channel, spawn: wire.Spawn, limits: Limits, stop: Stop | None) -> wire.Frame:
+    """One execution, to its end."""
+    timeout_s = limits.wall_s + GRACE_S
+    if stop is None:
+        return channel.request(wire.Op.SPAWN, spawn.encode(), timeout_s=timeout_s, room=spawn.room)
+    job = channel.post(wire.Op.SPAWN, spawn.encode(), room=spawn.room)
+    try:
+        with stop.ends(lambda: channel.tell(wire.Op.KILL, struct.pack("<II", job, 0))):
+            return channel.wait(job, timeout_s)
+    finally:
+        channel.forget(job)
 
 
 class Core:
@@ -139,11 +180,13 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         limits: Limits | None = None,
+        stop: Stop | None = None,
     ) -> Result:
-        """Runs a command to its end. What it left running ends with it; `start` is for what should stay."""
+        """Runs a command to its end. What it left running ends with it; `start` is for what should stay. With `stop`
+        another thread can end it; so for `run` and `call`."""
         limits = limits or self.limits
         spawn = self._command(argv, env, cwd, limits, wire.Flag.CAPTURE, stdin=stdin)
-        frame = self._init.request(wire.Op.SPAWN, spawn.encode(), timeout_s=limits.wall_s + GRACE_S, room=spawn.room)
+        frame = _request(self._init, spawn, limits, stop)
         return outcome.result_of(outcome.done_of(frame, self.id), limits, what=argv[0])
 
     @_touches
@@ -234,14 +277,20 @@ class Sandbox:
     # ---- Python ----
 
     @_touches
-    def run(self, source: str, *, limits: Limits | None = None) -> Result:
+    def run(self, source: str, *, limits: Limits | None = None, stop: Stop | None = None) -> Result:
         """Runs source in the box's persistent interpreter, which keeps its variables until it ends. Time and output
         are limited per run; memory and processes are those of the box's limits, set when the interpreter starts."""
         limits = limits or self.limits
         with self._run_lock:
+            if stop is not None and stop.requested:
+                raise BoxError("the run was stopped before its turn came", retry=Retry.SAFE)
             if self._interpreter is None or not self._interpreter.alive:
                 self._interpreter = self._start_interpreter()
-            return self._interpreter.run(source, limits)
+            interpreter = self._interpreter
+            with contextlib.nullcontext() if stop is None else stop.ends(interpreter.kill):
+                if not interpreter.alive:
+                    raise BoxError("the run was stopped before it began", retry=Retry.SAFE)
+                return interpreter.run(source, limits)
 
     @_touches
     def call(
@@ -252,12 +301,13 @@ class Sandbox:
         kwargs: Mapping[str, Any] | None = None,
         *,
         limits: Limits | None = None,
+        stop: Stop | None = None,
     ) -> Result:
         """Calls a function that source defines, in a process of its own, with JSON arguments; `value` is its answer."""
         limits = limits or self.limits
         payload = call_payload(source, name, args, kwargs or {})
         spawn = program_spawn(payload, limits, fresh_mb=None, view=self._view, answer_bytes=limits.output_bytes)
-        frame = self._python.request(wire.Op.SPAWN, spawn.encode(), timeout_s=limits.wall_s + GRACE_S, room=spawn.room)
+        frame = _request(self._python, spawn, limits, stop)
         return call_result(outcome.done_of(frame, self.id), limits, name)
 
     def _start_interpreter(self) -> Interpreter:

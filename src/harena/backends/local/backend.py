@@ -202,10 +202,40 @@ class LocalBox:
             raise self._no_python(answer)
 
     def _no_python(self, answer: wire.Frame) -> IsolationUnavailable:
+        """Starts it once more, as a command whose output is read, and says what it said."""
+        minimum = ".".join(map(str, guest.MIN_PYTHON))
+        version = self._ask("-c", "import sys; print('%d.%d' % sys.version_info[:2])").stdout.decode("ascii", "replace")
+        found = tuple(int(part) if part.isdecimal() else 0 for part in version.strip().split("."))
+        if 0 < len(found) < 3 and (0, 0) < found < guest.MIN_PYTHON:
+            return IsolationUnavailable(
+                f"the box's Python, {self.executable}, is {version.strip()}",
+                fix=f"choose one that is {minimum} or newer (Spec.python)",
+            )
+        arguments = [f"+{path}" for path in (*([plan.SITE] if self.spec.packages else []), *self.spec.paths)]
+        complaint = self._ask("-X", "utf8", f"{plan.AGENT}/guest.py", "--check", *arguments, *self.spec.preload).stderr
+        lines = complaint.decode("utf-8", "replace").strip().splitlines()
         return IsolationUnavailable(
-            f"the box's Python did not start ({self.executable}, preload {list(self.spec.preload)}): {_why(answer)}",
-            fix="check that this interpreter runs in the box: `harena run -c 'print(1)'`",
+            f"the box's Python did not start ({self.executable}, preload {list(self.spec.preload)}): "
+            + (lines[-1][-1000:] if lines else _why(answer)),
+            fix=f"it must be Python {minimum} or newer and find all of preload in the box (Spec.packages, Spec.python)",
         )
+
+    def _ask(self, *arguments: str) -> wire.Done:
+        spawn = wire.Spawn(
+            kind=wire.Kind.EXEC,
+            flags=wire.Flag.CAPTURE,
+            argv=tuple(map(os.fsencode, (self.executable, "-I", "-B", *arguments))),
+            env=tuple(os.fsencode(f"{name}={value}") for name, value in self.env.items()),
+            cwd=b"/",
+            wall_ns=int(self._start_s * 1e9),
+            memory=1 << 30,
+            output=1 << 16,
+            processes=50,
+            nofile=256,
+        )
+        answer = self.init.request(wire.Op.SPAWN, spawn.encode(), timeout_s=self._start_s + 5, room=spawn.room)
+        empty = wire.Done(0, -1, 0, 0, 0, 0, 0, 0, 0, b"", b"", b"")
+        return wire.parse_done(answer.body) if answer.op == wire.Op.DONE else empty
 
     def _configure(self, channel: Channel) -> None:
         paths = b"".join(os.fsencode(path) + b"\0" for path in plan.writable_paths(self.spec))
@@ -301,8 +331,12 @@ def _fix(step: str) -> str:
             "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), user.max_user_namespaces>0; "
             "in a container, run it with a seccomp profile that allows them"
         )
-    if step.startswith("execvp"):
-        return f"bubblewrap's boxes need a Python inside, also in a rootfs: put one there (Spec.python), or {COMPILER}"
+    if step.startswith(("execvp", "SyntaxError")):
+        minimum = ".".join(map(str, guest.MIN_PYTHON))
+        return (
+            f"bubblewrap's boxes need a Python inside, {minimum} or newer, also in a rootfs: "
+            f"put one there (Spec.python), or {COMPILER}"
+        )
     if "proc" in step:
         return "a masked /proc forbids a fresh one: in a container use systempaths=unconfined (procMount: Unmasked)"
     return "run `harena doctor` for what this host can enforce"
