@@ -3,7 +3,7 @@ HumanEval, and the tools that are installed. What differs is listed, with the re
 
 python benchmarks/real_software.py                      everything that is quick, about 30 minutes on two cores
 python benchmarks/real_software.py --only tools         one part: tools, humaneval or cpython
-python benchmarks/real_software.py --modules os socket  these modules of CPython's tests alone; writes nothing
+python benchmarks/real_software.py --modules os socket  these modules of CPython's tests, beside what was found before
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -155,35 +155,36 @@ def modules() -> list[str]:
     return sorted(name for name in found if name not in LEFT_OUT)
 
 
-def cpython(names: list[str]) -> Iterator[dict[str, Any]]:
+def cpython(names: list[str], jobs: int) -> Iterator[dict[str, Any]]:
     """Each module of CPython's tests, run by the same Python outside and in a box of its own."""
-    for name in names:
-        with tempfile.TemporaryDirectory() as folder:
-            started = time.monotonic()
-            command = [sys.executable, "-m", "test", "-v", name]
-            env = {"PATH": os.environ["PATH"], "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
-            try:
-                done = subprocess.run(
-                    command,
-                    cwd=folder,
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    check=False,
-                    timeout=LIMITS.wall_s,
-                )
-                outside = summary(done.returncode, done.stdout + done.stderr)
-            except subprocess.TimeoutExpired:
-                outside = "time"
-            took_s = time.monotonic() - started
-        with Sandbox(SPEC, limits=LIMITS) as box:
-            result = box.exec(["python3", "-m", "test", "-v", name])
-        output = result.stdout + result.stderr
-        code = result.exit_code if result.verdict in {Verdict.OK, Verdict.EXIT} else None
-        inside = result.verdict.value if code is None else summary(code, output)
-        row = {"module": name, "outside": outside, "inside": inside, "failed": failed_tests(output), "took_s": took_s}
-        print(name, "|", outside, "|", inside, "|", *row["failed"], flush=True)
-        yield row
+    with ThreadPoolExecutor(jobs) as threads:
+        for row in threads.map(compare, names):
+            print(row["module"], "|", row["outside"], "|", row["inside"], "|", *row["failed"], flush=True)
+            yield row
+
+
+def compare(name: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"PATH": os.environ["PATH"], "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "test", "-v", name],
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=LIMITS.wall_s,
+            )
+            outside = summary(done.returncode, done.stdout + done.stderr)
+        except subprocess.TimeoutExpired:
+            outside = "time"
+    with Sandbox(SPEC, limits=LIMITS) as box:
+        result = box.exec(["python3", "-m", "test", "-v", name])
+    output = result.stdout + result.stderr
+    code = result.exit_code if result.verdict in {Verdict.OK, Verdict.EXIT} else None
+    inside = result.verdict.value if code is None else summary(code, output)
+    return {"module": name, "outside": outside, "inside": inside, "failed": failed_tests(output)}
 
 
 def summary(code: int, output: bytes) -> str:
@@ -248,24 +249,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["tools", "humaneval", "cpython"])
     parser.add_argument("--modules", nargs="+")
-    parser.add_argument(
-        "--resume", action="store_true", help="keep the modules of CPython's tests that were run before"
-    )
+    parser.add_argument("--jobs", type=int, default=1, help="modules at once; more than one may disturb their clocks")
     args = parser.parse_args()
-    if args.modules:
-        list(cpython([f"test_{name.removeprefix('test_')}" for name in args.modules]))
-        return
+    only = "cpython" if args.modules else args.only
     store = ROOT / "benchmarks" / "results" / "compatibility.json"
     found: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
     for name, measure in (("tools", tools), ("humaneval", human_eval)):
-        if args.only in (None, name):
+        if only in (None, name):
             found[name] = measure()
             store.write_text(json.dumps(found, indent=1) + "\n")
-    if args.only in (None, "cpython"):
-        rows = found.get("cpython", []) if args.resume else []
-        done = {row["module"] for row in rows}
-        for row in cpython([name for name in modules() if name not in done]):
-            found["cpython"] = rows = sorted([*rows, row], key=lambda row: row["module"])
+    if only in (None, "cpython"):
+        names = [f"test_{name.removeprefix('test_')}" for name in args.modules or ()] or modules()
+        rows = {row["module"]: row for row in found.get("cpython", []) if args.modules}
+        for row in cpython(names, args.jobs):
+            rows[row["module"]] = row
+            found["cpython"] = [rows[name] for name in sorted(rows)]
             store.write_text(json.dumps(found, indent=1) + "\n")
     before, _, rest = DOCUMENT.read_text().partition(START)
     DOCUMENT.write_text(f"{before}{START}\n\n{report(found)}\n\n{END}{rest.partition(END)[2]}")

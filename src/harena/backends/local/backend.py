@@ -235,7 +235,7 @@ class LocalBox:
         )
         answer = self.init.request(wire.Op.SPAWN, spawn.encode(), timeout_s=self._start_s + 5, room=spawn.room)
         empty = wire.Done(0, -1, 0, 0, 0, 0, 0, 0, 0, b"", b"", b"")
-        return wire.parse_done(answer.body) if answer.op == wire.Op.DONE else empty
+        return wire.parse_done(answer.body, answer.earlier) if answer.op == wire.Op.DONE else empty
 
     def _configure(self, channel: Channel) -> None:
         paths = b"".join(os.fsencode(path) + b"\0" for path in plan.writable_paths(self.spec))
