@@ -222,9 +222,7 @@ def name_text(value: str, what: str, *, max_chars: int = MAX_NAME) -> str:
         raise SpecError(f"{what} has characters that are not valid Unicode text")
     hidden = unseen(value)
     if hidden is not None:
-        raise SpecError(
-            f"{what} has U+{ord(hidden):04X}, which cannot be seen or moves other text: leave it out"
-        )
+        raise SpecError(f"{what} has U+{ord(hidden):04X}, which cannot be seen or moves other text: leave it out")
     return value
 
 
