@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harena import Sandbox, Spec
 from harena.backends.local import backend
 from harena.sandbox import wire
 
@@ -141,3 +142,13 @@ def test_host_that_cannot_hold_a_box_is_told_why(spoil: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith(("made", "refused:")), done.stdout + done.stderr[-3000:]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.root
+def test_host_without_proc_sweeps_no_live_box() -> None:
+    with Sandbox(Spec(workspace_mb=8)) as box:
+        sweep = "from harena.backends.local import registry; print(registry.sweep())"
+        script = f"mount -t tmpfs tmpfs /proc && exec {sys.executable} -c '{sweep}'"
+        done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
+        assert done.stdout == "0\n", done.stderr
+        assert box.call("def f():\n    return 1", "f").value == 1
