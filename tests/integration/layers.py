@@ -165,8 +165,8 @@ LAYERS = (
         guest(r"(?<=NOSUID) \| NODEV(?=, options)"),
         by="privilege.mount_flags",
     ),
-    layer("terminals without setuid", box(r"(?<=\"devpts\", )MS_NOSUID \| "), by="privilege.mount_flags"),
-    layer("terminals without programs", box(r"(?<=\"devpts\", MS_NOSUID) \| MS_NOEXEC"), by="privilege.mount_flags"),
+    layer("terminals without setuid", job(r"(?<=\"devpts\", )MS_NOSUID \| "), by="privilege.mount_flags"),
+    layer("terminals without programs", job(r"(?<=\"devpts\", MS_NOSUID) \| MS_NOEXEC"), by="privilege.mount_flags"),
     layer(
         "sized tmpfs of the box",
         box(r"(?<=MS_NOSUID \| MS_NODEV, )second", "NULL"),
@@ -245,7 +245,7 @@ LAYERS = (
         "ipc namespace of an execution",
         job(r"CLONE_NEWIPC \| (?=extra)"),
         guest(r"NEWIPC \| \(0 if", "(0 if"),
-        by="next.shared_memory",
+        by="network.meetings",
     ),
     layer(
         "sockets of an execution of its own",
@@ -461,14 +461,20 @@ LAYERS = (
         job(r"if \(job->spec\.flags & SPAWN_FORKABLE && !job->view && ", "if (0 && "),
         by="next.fork",
     ),
-    layer("user namespaces after a fork", fork(r"if \(!others && allow[^;]*;"), by="next.fork"),
     layer(
-        "user namespaces in a fork",
-        fork(r"if \(put\(\"/proc/sys/user/max_user_namespaces\", \"0\"\)\)", "if (0)"),
+        "clones that the kernel asks about",
+        fork(r"(?<=int forks_listen\(void\) \{\n)", "  return 0;\n"),
+        fork(r"syscall\(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program\)", "-1"),
         by="next.fork",
     ),
-    layer("/proc of a fork", fork(r"if \(mount\(\"proc\".*MS_RDONLY, NULL\)\)", "if (0)"), by="next.fork"),
-    layer("read-only /proc of a fork", fork(r" \| MS_RDONLY(?=, NULL)"), by="files.landlock", refused=True),
+    layer("user namespaces after a fork", fork(r"(?<=\.allowed = )\"0\"", '"1000000"'), by="next.fork"),
+    layer(
+        "user namespaces in a fork",
+        fork(r"put\(\"sys/user/max_user_namespaces\", \"0\"\)", "0"),
+        by="next.fork",
+    ),
+    layer("/proc of a fork", fork(r"raw5\(SYS_mount,[^;]*", "0"), by="next.fork"),
+    layer("read-only /proc of a fork", fork(r" \| MS_RDONLY(?=, 0\))"), by="files.landlock", refused=True),
     *(
         layer(f"{flag.lower()} /proc of a fork", fork(old), by="privilege.mount_flags")
         for flag, old in (
@@ -499,6 +505,11 @@ LAYERS = (
 )
 
 NO_LAYER = {
+    r"mount\(\"overlay\".*": "without an upper folder it cannot be written; bind_source sets the flags again",
+    r"umount2\(stages.*": "clears away what the mounts were made in",
+    r"RLIMIT_SIGPENDING, RLIMIT_MSGQUEUE|syscall\(SYS_capset, &head, held\)": "quotas of the host's user, which have tests of their own",
+    r"(?s)static void use_all_descriptors.*?\n\}": "gives, and takes nothing away",
+    r"(?s)static int mount_proc.*?\n\}": "a helper of ours",
     r"PR_SET_PDEATHSIG": "ends a box with its host: tests/integration/test_lifecycle.py kills each of them",
     r"PR_SET_DUMPABLE": "gives a right, and takes none away",
     r"return drop_held\(\) \?": "a command loses its capabilities at execve, too",
@@ -510,8 +521,8 @@ NO_LAYER = {
     r"\n  setsid\(\);": "keeps the keeper from signals of the host's terminal",
     r"return setsid\(\) < 0 \|\| ioctl": "the kernel gives a terminal to none but the leader of a session",
     r"syscall\(SYS_close_range, 0, ~0u, 0\)": "of the keeper, which runs no guest",
-    r"raw4\(SYS_close_range.*": "of the init of an execution, which runs no guest",
-    r"syscall\(SYS_close_range, 3, ~0u, 0\)": "all of them are close-on-exec, too",
+    r"raw\d\(SYS_close_range.*": "of the init of an execution, which runs no guest",
+    r"syscall\(SYS_close_range, fd < 0.*": "all of them are close-on-exec, too",
     r"syscall\(SYS_close_range, 3 \+ count, ~0u, 0\)": "of the zygote, which is ours; guests get none of its own",
 }
 """Protective words that are none, with the reason."""

@@ -204,7 +204,7 @@ KERNEL_REFUSES = {
     for entries in (
         "_sysctl acct afs_syscall create_module delete_module epoll_ctl_old epoll_wait_old fanotify_init finit_module",
         "fsmount fsopen fspick get_kernel_syms get_thread_area getpmsg init_module ioperm iopl kexec_file_load kexec_load",
-        "lookup_dcookie move_mount nfsservctl pivot_root putpmsg query_module reboot security set_thread_area",
+        "lookup_dcookie map_shadow_stack move_mount nfsservctl pivot_root putpmsg query_module reboot security set_thread_area",
         "setdomainname sethostname swapoff swapon syslog tuxcall uselib vhangup vserver",
     )
     for entry in entries.split()

@@ -72,6 +72,8 @@ def judge(result: Result, way: str) -> None:
         return  # the host ended it, and says so
     if way in ("fork", probes.RUN) and result.exit_code == 126 and not result.stdout:
         return  # an interpreter that could not be confined ends before any code of the guest's; there is no line to say so
+    if way == probes.EXEC and result.exit_code in (126, 127) and not result.stdout:
+        return  # as for a folder or a program that the caller named and that is not there
     if not result.ok or not result.stdout.startswith(b"denied"):
         raise Found(
             f"the guest is blamed by {way}: {result.verdict} {result.detail} {result.stdout} {result.stderr[-500:]}"

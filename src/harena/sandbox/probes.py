@@ -37,17 +37,18 @@ REFUSED = """
     get_kernel_syms:177:- get_thread_area:211:- getpmsg:181:- init_module:175:105 io_cancel:210:3 io_destroy:207:1
     io_getevents:208:4 io_pgetevents:333:292 io_setup:206:0 io_submit:209:2 io_uring_enter:426:426
     io_uring_register:427:427 io_uring_setup:425:425 ioperm:173:- iopl:172:- kcmp:312:272 kexec_file_load:320:294
-    kexec_load:246:104 keyctl:250:219 listmount:458:458 lookup_dcookie:212:18 lsm_get_self_attr:459:459
-    lsm_list_modules:461:461 lsm_set_self_attr:460:460 mbind:237:235 memfd_secret:447:447 migrate_pages:256:238
-    modify_ldt:154:- mount:165:40 mount_setattr:442:442 move_mount:429:429 move_pages:279:239
-    name_to_handle_at:303:264 nfsservctl:180:42 open_by_handle_at:304:265 open_tree:428:428 open_tree_attr:467:467
-    openat2:437:437 perf_event_open:298:241 pidfd_getfd:438:438 pivot_root:155:41 process_mrelease:448:448
+    kexec_load:246:104 keyctl:250:219 landlock_add_rule:445:445 landlock_create_ruleset:444:444 listmount:458:458
+    lookup_dcookie:212:18 lsm_get_self_attr:459:459 lsm_list_modules:461:461 lsm_set_self_attr:460:460
+    map_shadow_stack:453:453 mbind:237:235 memfd_secret:447:447 migrate_pages:256:238 modify_ldt:154:- mount:165:40
+    mount_setattr:442:442 move_mount:429:429 move_pages:279:239 mseal:462:462 name_to_handle_at:303:264
+    nfsservctl:180:42 open_by_handle_at:304:265 open_tree:428:428 open_tree_attr:467:467 openat2:437:437
+    perf_event_open:298:241 pidfd_getfd:438:438 pivot_root:155:41 process_madvise:440:440 process_mrelease:448:448
     process_vm_readv:310:270 process_vm_writev:311:271 ptrace:101:117 putpmsg:182:- query_module:178:- quotactl:179:60
     quotactl_fd:443:443 reboot:169:142 remap_file_pages:216:234 request_key:249:218 sched_setattr:314:274
-    security:185:- set_mempolicy:238:237 set_mempolicy_home_node:450:450 set_thread_area:205:- setdomainname:171:162
-    sethostname:170:161 setns:308:268 settimeofday:164:170 statmount:457:457 swapoff:168:225 swapon:167:224
-    sync:162:81 syncfs:306:267 sysfs:139:- syslog:103:116 tuxcall:184:- umount2:166:39 unshare:272:97 uselib:134:-
-    userfaultfd:323:282 ustat:136:- vhangup:153:58 vmsplice:278:75 vserver:236:-
+    seccomp:317:277 security:185:- set_mempolicy:238:237 set_mempolicy_home_node:450:450 set_thread_area:205:-
+    setdomainname:171:162 sethostname:170:161 setns:308:268 settimeofday:164:170 statmount:457:457 swapoff:168:225
+    swapon:167:224 sync:162:81 syncfs:306:267 sysfs:139:- syslog:103:116 tee:276:77 tuxcall:184:- umount2:166:39
+    unshare:272:97 uselib:134:- userfaultfd:323:282 ustat:136:- vhangup:153:58 vmsplice:278:75 vserver:236:-
 """
 
 _REFUSED_NUMBERS = {
@@ -63,10 +64,12 @@ UNREACHABLE = (errno.ECONNREFUSED, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno
                errno.ESOCKTNOSUPPORT)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 NUMBERS = {  # on x86_64 and on aarch64
+    "fcntl": (72, 25), "getsockopt": (55, 209), "madvise": (28, 233), "mmap": (9, 222), "prlimit64": (302, 261),
+    "sendmmsg": (307, 269), "sendmsg": (46, 211), "sendto": (44, 206), "setsockopt": (54, 208),
     "capset": (126, 91), "chmod": (90, None), "clone": (56, 220), "creat": (85, None), "fchmod": (91, 52),
     "fchmodat": (268, 53), "fchmodat2": (452, 452), "ioctl": (16, 29), "mkdir": (83, None), "mkdirat": (258, 34),
     "mknod": (133, None), "mknodat": (259, 33), "open": (2, None), "openat": (257, 56), "personality": (135, 92),
-    "prctl": (157, 167), "sched_setscheduler": (144, 119), "seccomp": (317, 277), "shmget": (29, 194),
+    "prctl": (157, 167), "sched_setscheduler": (144, 119), "shmget": (29, 194),
     "socket": (41, 198), "socketpair": (53, 199),
     REFUSED_NUMBERS
 }
@@ -499,7 +502,7 @@ def clone_sibling():
         os._exit(0)
 attempt("clone of a sibling", clone_sibling)
 # As an interpreter forks itself when the host asks, which only then may be: without a stack a child would end at once.
-attempt("clone as for a fork", syscall, "clone", FORK_FLAGS, 8, 0, 0, 0, also=(errno.ENOSPC,))
+attempt("clone as for a fork", syscall, "clone", FORK_FLAGS, 8, 0, 0, 0)
 with open("/proc/self/ns/user") as own:
     attempt("setns", syscall, "setns", own.fileno(), 0)
 """.replace("FORK_FLAGS", hex(FORK_FLAGS)),
@@ -528,9 +531,11 @@ for name, *arguments in (
     ("ioctl", -1, 0x5412), ("ioctl", -1, 0x541C), ("ioctl", -1, 0x5423), ("prctl", 35, -1, 0, 0, 0),
     ("prctl", 62, -1, 0, 0, 0), ("personality", 0x0040000), ("personality", 0x0400000),
     ("sched_setscheduler", -1, 1, 0), ("sched_setscheduler", -1, 2, 0), ("sched_setscheduler", -1, 6, 0),
-    ("seccomp", 1, 8, 0), ("seccomp", 1, 4, 0),
+    ("fcntl", -1, 1024, 1), ("getsockopt", -1, 0, 64, 0, 0), ("setsockopt", -1, 1, 26, 0, 0),
+    ("setsockopt", -1, 0, 64, 0, 0), ("madvise", 0, 0, 12), ("mmap", 0, 0, 0, 0x40022, -1, 0),
+    ("prlimit64", -1, 7, 0, 0), ("sendmmsg", -1, 0, 1, 1), ("sendmsg", -1, 0, 1), ("sendto", -1, 0, 0, 1, 0, 0),
 ):
-    attempt(f"call {name} {arguments}", syscall, name, *arguments)
+    attempt(f"call {name} {arguments}", syscall, name, *arguments, also=(errno.EOPNOTSUPP, errno.ENOPROTOOPT))
 """,
         ways=(EXEC, RUN, MAP, FORK),
     ),
@@ -717,6 +722,7 @@ for fd in range(3, 64):
 
 MEET = """
 import socket, time
+print(os.readlink("/proc/self/ns/ipc"))
 server = socket.socket(socket.AF_UNIX)
 server.bind("\\0doctor-meets")
 server.listen()
@@ -730,6 +736,7 @@ else:
 """
 VISIT = """
 import time
+print(os.readlink("/proc/self/ns/ipc"))
 end = time.monotonic() + 0.3
 while time.monotonic() < end:
     try:
@@ -766,12 +773,16 @@ try:
 except OSError:
     pass
 sleeper = subprocess.Popen(["sleep", "30"])
-attempt("a fork that nobody asked for", syscall, "clone", FORK_FLAGS, 8, 0, 0, 0, also=(errno.ENOSPC,))
+attempt("a fork that nobody asked for", syscall, "clone", FORK_FLAGS, 8, 0, 0, 0)
+check("user namespaces may be made", read("/proc/sys/user/max_user_namespaces").strip() == b"0")
+namespaces = {name: os.readlink(f"/proc/self/ns/{name}") for name in ("user", "pid", "mnt", "net", "ipc")}
 print(*escapes or ["left"])
 """.replace("FORK_FLAGS", hex(FORK_FLAGS))
 LOOK_IN_FORK = """
 def connect():
     socket.socket(socket.AF_UNIX).connect("\\0doctor-forks")
+for name, link in namespaces.items():
+    check(f"it shares the {name} namespace", os.readlink(f"/proc/self/ns/{name}") != link)
 attempt("a socket of the parent", connect, also=UNREACHABLE)
 attempt("a System V segment of the parent", syscall, "shmget", 4343, 4096, 0o666, also=NOT_THERE)
 check("/proc is not its own", os.readlink("/proc/self") == str(os.getpid()))
@@ -792,7 +803,8 @@ LOOK_AFTER_FORK = """
 for folder in ("/workspace", "/tmp", "/dev/shm"):
     check(f"the fork wrote to {folder}", not os.path.exists(f"{folder}/doctor-fork"))
     check(f"the fork removed from {folder}", os.path.exists(f"{folder}/doctor-parent"))
-attempt("a fork that nobody asked for", syscall, "clone", FORK_FLAGS, 8, 0, 0, 0, also=(errno.ENOSPC,))
+attempt("a fork that nobody asked for", syscall, "clone", FORK_FLAGS, 8, 0, 0, 0)
+check("user namespaces may be made", read("/proc/sys/user/max_user_namespaces").strip() == b"0")
 sleeper.kill()
 sleeper.wait()
 finish()
