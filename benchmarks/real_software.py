@@ -240,6 +240,7 @@ def report(found: dict[str, Any]) -> str:
             f"nothing to run there, and are not compared: {', '.join(row['module'] for row in rest) or 'none'}. "
             f"{len(listed)} differ:",
             table(["module", "outside", "in a box", "tests", "reason"], listed),
+            f"Compared: {', '.join(row['module'].removeprefix('test_') for row in rows)}.",
             "Left out: " + "; ".join(f"{name} ({reason})" for name, reason in sorted(LEFT_OUT.items())) + ".",
         ]
     return "\n\n".join(parts)
