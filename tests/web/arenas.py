@@ -77,7 +77,7 @@ class Site:
         return self.arena.store.create_key(owner, scopes or (Scope.READ, Scope.SUBMIT))[1]
 
     @staticmethod
-    def wait(look, timeout_s=20.0):
+    def wait(look, timeout_s=60.0):
         end = time.monotonic() + timeout_s
         while not (found := look()):
             assert time.monotonic() < end, "it never came"
@@ -94,7 +94,7 @@ def running(folder: Path):
     )  # fmt: skip
     with Arena(settings) as arena, Site(arena) as site:
         text = {"summary": "A pole on a cart.", "rules": "Keep it up.", "sample_agent": BALANCE}
-        arena.put_environment(ENV, settings={"title": "CartPole", "episodes": 3, **text})
+        arena.put_environment(ENV, settings={"title": "CartPole", "episodes": 3, "practice_episodes": 2, **text})
         together = {"owners_meet": True, "agents_per_owner": 0}
         arena.put_environment(
             LADDER, settings={"title": "Tic-tac-toe", "games_target": 3, "upkeep_s": 3600.0, **together}

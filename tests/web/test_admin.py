@@ -92,6 +92,31 @@ def test_a_season_is_frozen_ended_after_a_question_and_started(host, site):
     host.until_text("A past season", "#board")
 
 
+def test_a_verified_season_ends_after_its_finals(host, site):
+    env_id = "FrozenLake-v1"
+    site.arena.put_environment(env_id, settings={"episodes": 2, "practice_episodes": 1, "final_episodes": 3})
+    site.submit("def act(observation):\n    return 1\n", env_id=env_id, algorithm="Down")
+    season = site.arena.store.live_season(env_id)
+    item = f".item:has(a[href='/env/{env_id}'])"
+    host.go("/admin?tab=seasons")
+    host.button("End", item)
+    host.confirm("End")
+    host.until_text("finals have not been played")
+    host.button("Freeze", item)
+    host.until_text("frozen", item)
+    host.button("Evaluate finalists", item)
+    host.confirm("Evaluate finalists")
+    site.wait(lambda: site.get(f"/v1/seasons/{season.id}")["finals"] == {"done": 1, "total": 1})
+    host.go("/admin?tab=seasons")
+    host.until_text("finals 1 of 1", item)
+    host.button("End", item)
+    host.confirm("End")
+    host.until(f"!document.querySelector({item!r})")
+    host.go(f"/seasons/{season.id}")
+    host.until_text("final, public", ".board")
+    assert host.js("document.querySelectorAll('.hex').length") == 4
+
+
 def test_a_key_is_shown_once_rotated_and_revoked(host, site):
     host.go("/admin?tab=keys")
     host.type("form [name=owner]", "frank")

@@ -50,6 +50,10 @@ export async function panel({ signal, again, go }) {
 
 const finalsQuestion = ({ name }) =>
   `Let the best eight of ${name} play everybody against everybody, two games each? That decides the final order.`;
+const finalistsQuestion = ({ name }) =>
+  `Evaluate the finalists of ${name} on its second secret? Owners can choose no others after that.`;
+const withoutQuestion = ({ name }) =>
+  `End ${name} without finals? The public board stands, and whoever fitted its episodes keeps what that brought.`;
 const endQuestion = ({ name }) =>
   `End ${name}? Its board is archived, its secret is shown to all, and it cannot be opened again.`;
 
@@ -63,6 +67,16 @@ function item(season, kind, again, go) {
     const tournament = await post(`${path}/finals`, { top: 8, games: 2 });
     await go(`/tournament/${encodeURIComponent(tournament.id)}`);
   }, { kind: "small-button", confirm: finalsQuestion(season) });
+  const evaluate = action("Evaluate finalists", async () => {
+    await post(`${path}/finalists`);
+    await again();
+  }, { kind: "small-button", confirm: finalistsQuestion(season) });
+  const without = action("End without finals", async () => {
+    await post(`${path}/end`, { without_finals: true });
+    await again();
+  }, { kind: "small-button danger", confirm: withoutQuestion(season) });
+  const verified = kind === "verified";
+  const through = season.finals && season.finals.done === season.finals.total;
   const end = action("End", async () => {
     await post(`${path}/end`);
     await again();
@@ -81,8 +95,17 @@ function item(season, kind, again, go) {
         h("span", { class: "quiet" }, "in ", envLink(season.env_id), `, since ${dateText(season.started_at)}`),
         " ",
         season.frozen ? mark("frozen", "warn") : mark("live", "good"),
+        season.finals ? [" ", mark(`finals ${season.finals.done} of ${season.finals.total}`, "soft")] : null,
       ),
-      h("span", { class: "row" }, freeze, kind === "ladder" && season.frozen ? finals : null, end),
+      h(
+        "span",
+        { class: "row" },
+        freeze,
+        kind === "ladder" && season.frozen ? finals : null,
+        verified && season.frozen && !through ? evaluate : null,
+        end,
+        verified && !through ? without : null,
+      ),
     ),
   );
 }

@@ -52,6 +52,7 @@ export function board(caption, { ladder = false, compact = false, unverified = f
         "td",
         { class: "number score" },
         num(entry.score, digits),
+        compact ? null : tries(entry, digits),
         compact || unverified ? null : h("span", { class: "narrow small quiet" }, range(entry.low, entry.high, digits)),
       ),
       compact || unverified ? null : h("td", { class: "wide" }, interval(entry, span)),
@@ -62,6 +63,18 @@ export function board(caption, { ladder = false, compact = false, unverified = f
   }
 
   return { node, update };
+}
+
+// The best of many tries is partly luck: said beside the score.
+function tries(entry, digits) {
+  if (entry.final) {
+    const before = typeof entry.public_score === "number" ? `, public ${num(entry.public_score, digits)}` : "";
+    return h("span", { class: "tries small quiet", title: "The score of the finals decides" }, `final${before}`);
+  }
+  if (!(entry.tries > 1)) return null;
+  const likely = typeof entry.discounted === "number" ? `, about ${num(entry.discounted, digits)} without luck` : "";
+  const title = "What the best of that many equally good programs has by luck is taken off";
+  return h("span", { class: "tries small quiet", title }, `best of ${entry.tries}${likely}`);
 }
 
 function marks(entry, compact) {

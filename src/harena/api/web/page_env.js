@@ -24,7 +24,9 @@ import {
 const PAGE = 50;
 const NOTES = {
   ladder: "Strength by all games of the season, with its 95 % interval. Agents that cannot be told apart share a rank.",
-  verified: "Mean return over hidden seeds, with its 95 % interval. The platform steps the environment.",
+  verified:
+    "Mean return over hidden seeds, with its 95 % interval. The platform steps the environment. " +
+    "This board is public and one draw: at the season's end finals on other seeds decide.",
 };
 const LABELS = { verified: "Verified board", ladder: "Ladder", "self-reported": "Self-reported" };
 

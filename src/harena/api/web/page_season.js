@@ -7,9 +7,18 @@ import { dateText } from "./format.js";
 import { empty, envLink, envPath, facts, mark, section } from "./parts.js";
 
 const OPEN =
-  "The season is over, so its secret is open: every seed follows from it, and its hash is the commitment of the start.";
+  "The season is over, so its secrets are open: every seed follows from them, and their hashes are the commitments of " +
+  "the start.";
 const SEALED =
-  "Every seed follows from a secret. This commitment is its hash; the secret is shown when the season ends.";
+  "Every seed follows from a secret. This commitment is its hash; the secret is shown when the season ends, and so is " +
+  "everything that happened in hidden episodes.";
+
+function finalsText({ finals, ended_at: ended }) {
+  if (ended && !finals) return "It ended without finals: the public board stands.";
+  if (ended) return "The finalists played more episodes, on seeds from the second secret. That decided their order.";
+  if (finals) return `${finals.done} of ${finals.total} finalists have been evaluated. The end shows the results.`;
+  return "After the freeze the finalists of every owner play more episodes, on other seeds. That decides.";
+}
 
 export async function render({ params: [id], signal }) {
   const season = await get(`/v1/seasons/${encodeURIComponent(id)}`, {}, signal);
@@ -70,8 +79,18 @@ export async function render({ params: [id], signal }) {
             { class: "quiet small" },
             season.secret ? OPEN : SEALED,
           ),
-          facts([["Commitment", hex(season.commitment)], ["Secret", hex(season.secret)]]),
+          facts([
+            ["Commitment", hex(season.commitment)],
+            ["Secret", hex(season.secret)],
+            ["Commitment of the finals", env.kind === "verified" ? hex(season.final_commitment) : null],
+            ["Secret of the finals", env.kind === "verified" ? hex(season.final_secret) : null],
+          ]),
         ),
+        env.kind === "verified" ? section(
+          "Finals",
+          { class: "card" },
+          h("p", { class: "quiet small" }, finalsText(season)),
+        ) : null,
         finals.length ? section(
           "Finals",
           { class: "card" },

@@ -1,11 +1,13 @@
 // One submission: its state while it is on its way, and what it earned.
 
 import { environment, get } from "./api.js";
-import { h, redraw } from "./dom.js";
+import { h, put, redraw } from "./dom.js";
 import { watch } from "./live.js";
-import { agentPath, envLink, mark, time } from "./parts.js";
+import { agentPath, envLink, mark, problem, time } from "./parts.js";
 import { follow } from "./status.js";
 import * as view from "./submission_view.js";
+
+const ACTIVE = new Set(["received", "checked", "queued", "running"]);
 
 export async function render({ params: [id], signal, go }) {
   const submission = await get(`/v1/submissions/${encodeURIComponent(id)}`, {}, signal);
@@ -18,7 +20,16 @@ export async function render({ params: [id], signal, go }) {
     : null;
   const rivals = ladder && submission.mine ? await others(submission, signal) : [];
   const replays = over && !ladder ? await view.replaysCard(submission, signal) : null;
-  const parts = { score: h("div"), returns: h("div"), challenge: h("div"), owner: h("div") };
+  const verified = env.kind === "verified" && submission.kind === "verified";
+  const parts = {
+    score: h("div"),
+    final: h("div"),
+    hidden: h("div"),
+    practice: h("div"),
+    returns: h("div"),
+    challenge: h("div"),
+    owner: h("div"),
+  };
 
   // Redrawn only where it changed: a choice that is being made must not go away under the reader's hand.
   function draw(now) {
@@ -26,7 +37,26 @@ export async function render({ params: [id], signal, go }) {
     redraw(parts.score, now, () => (placed ? view.scoreCard(now) : null));
     redraw(parts.returns, [now.evaluation, now.score], () => view.returnsCard(now));
     redraw(parts.challenge, now.state, () => view.challengeCard(now, rivals, go));
-    redraw(parts.owner, [now.state, now.has_log], () => view.ownerCard(now, again, go));
+    redraw(parts.final, now.final_result, () => view.finalCard(now));
+    redraw(parts.hidden, ACTIVE.has(now.state), () => (verified && !over ? view.hiddenCard() : null));
+    redraw(
+      parts.owner,
+      [now.state, now.has_log, now.finalist],
+      () => view.ownerCard(now, again, go, { finalists: verified && !over }),
+    );
+    if (verified && now.mine && now.state !== practised && !ACTIVE.has(now.state)) {
+      practised = now.state;
+      void readPractice(now);
+    }
+  }
+
+  let practised = null; // the state that the practice was read in
+  async function readPractice(now) {
+    try {
+      put(parts.practice, await view.practiceCard(now, signal));
+    } catch (error) {
+      if (error.name !== "AbortError") put(parts.practice, problem(error));
+    }
   }
 
   const status = h(
@@ -68,8 +98,17 @@ export async function render({ params: [id], signal, go }) {
     h(
       "div",
       { class: "columns side-first" },
-      h("div", { class: "stack" }, status, parts.returns, replays, lists?.cards.node, lists?.matches.node),
-      h("div", { class: "stack" }, parts.score, parts.challenge, parts.owner),
+      h(
+        "div",
+        { class: "stack" },
+        status,
+        parts.practice,
+        parts.returns,
+        replays,
+        lists?.cards.node,
+        lists?.matches.node,
+      ),
+      h("div", { class: "stack" }, parts.score, parts.final, parts.hidden, parts.challenge, parts.owner),
     ),
   );
   return { title: `${submission.algorithm} v${submission.version}`, node };

@@ -98,7 +98,8 @@ async function showLog(submission, place) {
   if (!submission.mine || !submission.has_log || place.firstChild) return;
   const failed = submission.state !== "ranked";
   const pre = h("pre", { tabindex: 0, "aria-label": "Log" });
-  const details = h("details", { open: failed, class: "log" }, h("summary", null, "Log"), pre);
+  const title = submission.kind === "verified" ? "Log of practice" : "Log";
+  const details = h("details", { open: failed, class: "log" }, h("summary", null, title), pre);
   put(place, details);
   try {
     pre.textContent = (await call(

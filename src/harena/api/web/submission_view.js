@@ -58,6 +58,80 @@ function stepsText(steps) {
   return typeof steps === "number" ? steps.toLocaleString("en") : null;
 }
 
+// Said plainly: what an owner cannot see yet, and where to look instead.
+export function hiddenCard() {
+  return section(
+    "Hidden until the season ends",
+    { class: "card" },
+    h(
+      "p",
+      { class: "quiet small" },
+      "The score comes from episodes on secret seeds. Nobody sees their returns, steps, times, logs or replays before ",
+      "the season ends. The same code always keeps its first result.",
+    ),
+    h(
+      "p",
+      { class: "quiet small" },
+      "At the end the finalists play more episodes, on seeds from a second secret. That decides the final board.",
+    ),
+  );
+}
+
+// Episodes on public seeds: the owner's, with everything that happened in them.
+export async function practiceCard(submission, signal) {
+  const { episodes, score } = await get(path(submission, "/practice"), {}, signal);
+  if (!episodes.length) return null;
+  const heads = [
+    "Episode",
+    { text: "Return", class: "number" },
+    { text: "Steps", class: "number" },
+    { text: "Seed", class: "wide" },
+    "",
+  ];
+  const rows = episodes.map((one) => {
+    const name = `${submission.algorithm}-v${submission.version}-practice-${one.episode + 1}`;
+    const open = path(submission, `/practice/${one.episode}`);
+    return h(
+      "tr",
+      null,
+      h("td", null, one.episode + 1, one.fault ? [" ", mark(one.fault, "warn")] : null),
+      h("td", { class: "number" }, num(one.score)),
+      h("td", { class: "number" }, one.steps),
+      h("td", { class: "wide" }, h("code", null, one.seed)),
+      h(
+        "td",
+        { class: "nowrap" },
+        one.url ? action("Replay", () => download(`${open}?format=html`, `${name}.html`), SMALL) : null,
+        one.has_log ? [" ", action("Log", () => download(`${open}/log`, `${name}.log`), SMALL)] : null,
+      ),
+    );
+  });
+  return section(
+    "Practice",
+    { class: "card practice" },
+    h(
+      "p",
+      { class: "quiet small" },
+      "Episodes on public seeds, for you alone",
+      typeof score === "number" ? `: ${num(score)} on average. ` : ". ",
+      "They count for no board.",
+    ),
+    table("Practice", heads, rows),
+  );
+}
+
+export function finalCard(submission) {
+  const final = submission.final_result;
+  if (!final) return null;
+  return section(
+    "Finals",
+    { class: "card" },
+    h("p", { class: "big" }, num(final.score)),
+    typeof final.low === "number" ? h("p", { class: "quiet" }, `95 % interval ${range(final.low, final.high)}`) : null,
+    h("p", { class: "quiet small" }, `${count(final.episodes, "episode")} on seeds from the season's second secret.`),
+  );
+}
+
 export function returnsCard(submission) {
   const plot = submission.evaluation ? strip(submission.evaluation, submission) : null;
   if (!plot) return null;
@@ -162,8 +236,16 @@ export function matchesCard(submission, signal) {
   return { node, read };
 }
 
-export function ownerCard(submission, again, go) {
+function finalistAction(submission, again) {
+  const choose = async (chosen) => again(await post(path(submission, "/finalist"), { chosen }));
+  return submission.finalist
+    ? action("Take back from the finals", () => choose(false), SMALL)
+    : action("Choose for the finals", () => choose(true), SMALL);
+}
+
+export function ownerCard(submission, again, go, { finalists = false } = {}) {
   if (!submission.mine) return null;
+  const chooses = finalists && submission.kind === "verified" && typeof submission.score === "number";
   const active = ACTIVE.has(submission.state);
   const name = `${submission.algorithm}-v${submission.version}`;
   return section(
@@ -176,6 +258,7 @@ export function ownerCard(submission, again, go) {
       action("Code", () => download(path(submission, "/code"), `${name}.zip`), SMALL),
       active ? action("Cancel", async () => again(await post(path(submission, "/cancel"))), SMALL) : null,
       active ? null : action("Evaluate again", async () => again(await post(path(submission, "/reevaluate"))), SMALL),
+      chooses ? finalistAction(submission, again) : null,
       h("a", { href: address("/submit", { env_id: submission.env_id }), class: "button small-button" }, "New version"),
       action(
         "Delete",
@@ -186,6 +269,12 @@ export function ownerCard(submission, again, go) {
         },
       ),
     ),
+    chooses ? h(
+      "p",
+      { class: "quiet small" },
+      submission.finalist ? "You have chosen it for the finals. " : null,
+      "If you choose none, your best on the public board are the finalists.",
+    ) : null,
   );
 }
 
