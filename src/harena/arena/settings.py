@@ -8,6 +8,7 @@ the embedded default makes one of its own and keeps it, any other database wants
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import stat
@@ -155,7 +156,8 @@ class _Environ:
         return known[text]
 
 
-_Seconds = Annotated[float, Meta(gt=0, le=86400)]
+MAX_CLOCK_S = 86400.0
+_Seconds = Annotated[float, Meta(gt=0, le=MAX_CLOCK_S)]
 
 
 class EnvironmentSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -210,3 +212,9 @@ class EnvironmentSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=Tru
     @property
     def clock(self) -> Clock:
         return Clock(start_s=self.start_s, move_s=self.move_s, bank_s=self.bank_s, match_s=self.match_s)
+
+    @property
+    def final_clock(self) -> Clock:
+        """Each episode of the finals has as much time as on the public board."""
+        share = max(1.0, self.final_episodes / self.episodes)
+        return dataclasses.replace(self.clock, match_s=min(MAX_CLOCK_S, self.match_s * share))

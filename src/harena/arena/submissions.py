@@ -10,7 +10,6 @@ do it: whoever calls has asked that.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import time
@@ -349,12 +348,10 @@ class Submissions:
             return _nothing
         code, settings = self._agent(submission), self._play_settings(submission)
         episodes = settings.final_episodes
-        # As much time for each episode as on the public board.
-        match_s = min(86400.0, settings.match_s * max(1.0, episodes / settings.episodes))
         done = evaluate.evaluate(
-            code, submission.env_id, secret=secret, table=self._table(), episodes=episodes,
-            clock=dataclasses.replace(settings.clock, match_s=match_s), memory_mb=settings.memory_mb,
-            processes=settings.processes, name=f"{submission.id}-final", cancelled=cancelled,
+            code, submission.env_id, secret=secret, table=self._table(), episodes=episodes, clock=settings.final_clock,
+            memory_mb=settings.memory_mb, processes=settings.processes, name=f"{submission.id}-final",
+            cancelled=cancelled,
         )  # fmt: skip
         score, low, high = _published(done)
         metrics = self._hidden(done)

@@ -6,14 +6,16 @@ database says; an evaluation is played again on the same hidden seeds. Changes n
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import sqlalchemy as sa
 
-from harena.arena import evaluate
+from harena.arena import evaluate, finals
 from harena.arena.files import FileStore
+from harena.arena.finals import Finalist
 from harena.arena.ladder import Match
 from harena.arena.matches import play_spec
 from harena.arena.models import EnvironmentKind, Kind, MatchState, State, evaluations, matches, submissions
@@ -86,7 +88,11 @@ class Verifier:
         every = self._store.evaluations_of(submission_id)
         if not every or submission.season_id is None:
             return [_of(submission, Verdict.UNCHECKED, "it was never evaluated")]
-        return [self._evaluate_again(submission, every[-1])]
+        found = [self._evaluate_again(submission, every[-1])]
+        final = finals.find(self._store, submission_id)
+        if final is not None and final.score is not None:
+            found.append(self._final_again(submission, final))
+        return found
 
     def sample(self, n: int, *, replay: bool = False) -> list[Finding]:
         """Of `n` results by chance, matches and evaluations."""
@@ -146,6 +152,24 @@ class Verifier:
         now = f"a score of {again.score:g}" if again.score is not None else f"a failure ({again.reason:.200})"
         detail = f"evaluated again: {now}, not {stored.score:g}: it throws dice or depends on time; its replays fit"
         return _of(submission, Verdict.UNLIKE, detail)
+
+    def _final_again(self, submission: Submission, stored: Finalist) -> Finding:
+        """In its season's finals."""
+        code = self._submissions.code(submission)
+        secret = self._store.final_secret(stored.season_id)
+        metrics = stored.metrics or {}
+        if secret is None or not isinstance(code, AgentCode):
+            return _of(submission, Verdict.DIFFERS, "the stored final result has no second secret, or is a script's")
+        if stored.score not in _scores_of(metrics.get("returns") or [math.nan]):
+            return _of(submission, Verdict.DIFFERS, "the stored final score is not the mean of its returns")
+        settings = EnvironmentSettings.parse(self._store.environment(submission.env_id).settings)
+        again = evaluate.evaluate(
+            code, submission.env_id, secret=secret, table=self._table(), episodes=stored.episodes,
+            clock=settings.final_clock, memory_mb=settings.memory_mb, processes=settings.processes, name=submission.id,
+        )  # fmt: skip
+        if again.digest() == metrics.get("digest"):
+            return _of(submission, Verdict.SAME, f"finals again: {stored.episodes} episodes with the same returns")
+        return _of(submission, Verdict.UNLIKE, "finals again: other returns: it throws dice or depends on time")
 
     def _contradiction(self, submission: Submission, stored: Evaluation) -> str:
         """What is stored of an evaluation must fit together, whatever the agent would do now: its score, its returns,
