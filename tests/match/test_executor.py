@@ -193,10 +193,15 @@ def test_who_misbehaves_loses_with_a_reason(client: Client, code: bytes, status:
     assert says in loser.error_message
 
 
-def test_a_match_past_its_time_has_no_winner(client: Client) -> None:
+def test_who_stalls_past_the_matchs_time_loses(client: Client) -> None:
     answer = client.run(request(SLOW, FIRST_FREE, timeout_sec=1, clock=pb.Clock(move_sec=30)))
-    assert (answer.status, answer.winner_agent_id) == (pb.STATUS_TIMEOUT, "")
-    assert answer.error_message
+    assert (answer.status, answer.winner_agent_id) == (pb.STATUS_SUCCESS, "agent-1")
+    assert "waiting for it" in answer.agent_results[0].error_message
+
+
+def test_games_that_repeat_are_counted(client: Client) -> None:
+    answer = client.run(request(FIRST_FREE, FIRST_FREE, games=4))
+    assert (len(answer.games), answer.distinct_games) == (4, 2)
 
 
 def test_a_zip_with_modules_and_a_series_with_replays(client: Client) -> None:

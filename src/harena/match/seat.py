@@ -124,7 +124,7 @@ class Seat:
         self.bank_ns = int(place.clock.bank_s * 1e9)
         self._move_ns = int(place.clock.move_s * 1e9)
         self._waited_ns = 0
-        self._unanswered = 0
+        self._unanswered = 1  # it has yet to say that it is ready
         self._batches: deque[int] = deque()
         self._log = Log(place.log_bytes, place.output_bytes)
         self._started = time.monotonic()
@@ -204,6 +204,7 @@ class Seat:
             self._put_line({"type": "reset"})
         elif self._receive(deadline, None, "start-up") != b"r":
             raise Fault(SeatStatus.PROTOCOL, "it did not say that it is ready")
+        self._unanswered -= 1
         self.start_s = time.monotonic() - self._started
         self._mark_ns = self._talk.cpu_ns()
 
