@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -47,7 +48,7 @@ def fake():
 def test_submit_waits_and_tells_score_and_page(run, write, served):
     code, out, err = run("submit", str(write(LEFT)), "--env", CARTPOLE, "--algorithm", "left", "--owner", "carla")
     assert code == 0, err
-    assert "carla/left v1 for CartPole-v1" in out
+    assert re.search(r"carla#[0-9a-f]{8}/left v1 for CartPole-v1", out)
     assert "ranked: " in out
     assert f"{served.url}/submission/" in out
     assert err.startswith("submitted ")
@@ -90,10 +91,10 @@ def test_a_folder_is_submitted(run, tmp_path):
 def test_the_board_is_a_table_or_json(run, players):
     code, out, _ = run("leaderboard", TICTACTOE)
     assert code == 0
-    assert "of-first/first v1" in out
+    assert re.search(r"of-first#[0-9a-f]{8}/first v1", out)
     assert "tictactoe-v1, ladder:" in out.splitlines()[0]
     board = json.loads(run("leaderboard", "tictactoe", "--user", "of-last", "--limit", "1", "--json")[1])
-    assert [entry["owner"] for entry in board["entries"]] == ["of-last"]
+    assert [entry["owner"].partition("#")[0] for entry in board["entries"]] == ["of-last"]
     code, out, _ = run("leaderboard")
     assert code == 0
     assert CARTPOLE in out

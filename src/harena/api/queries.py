@@ -23,6 +23,7 @@ from harena.arena.models import (
     board,
     evaluations,
     keys,
+    named,
     owners,
     seasons,
     standings,
@@ -81,9 +82,10 @@ class Queries:
     ) -> list[Submission]:  # fmt: skip
         """Newest first: the viewer's own, and of others what is ranked."""
         query = _SUBMISSIONS.where(submissions.c.deleted_at.is_(None))
+        if owner is not None:
+            query = query.where(named(owners.c.name, owner))
         for column, value in (
-            (owners.c.name, owner), (submissions.c.env_id, env_id), (submissions.c.algorithm, algorithm),
-            (submissions.c.state, state),
+            (submissions.c.env_id, env_id), (submissions.c.algorithm, algorithm), (submissions.c.state, state),
         ):  # fmt: skip
             if value is not None:
                 query = query.where(column == value)

@@ -103,6 +103,7 @@ def submissions(
 def agent(api: ApiOf, who: Reader, owner: Name, algorithm: Name, env_id: EnvId) -> Response:
     env_id = api.queries.environment(env_id).env_id
     found = api.queries.submissions(viewer(who), owner=owner, algorithm=algorithm, env_id=env_id, limit=200)
+    found = [one for one in found if one.owner == owner]  # not of others who typed the same name
     if not found:
         raise not_found(f"no agent {algorithm[:60]!r} of {owner[:60]!r} in {env_id}")
     versions = [describe(api, who, one) for one in found]
