@@ -421,7 +421,7 @@ def listing(*rows: Any) -> Play:
 
 
 def row(path: Any, kind: str = "file", target: str | None = None, size: int = 1, mode: int = 0o644) -> list[Any]:
-    return [path, kind, size, mode, 0, target, 1, 1]
+    return [path, kind, size, mode, 0, target, 1, 1, size]
 
 
 NAMES = [

@@ -102,7 +102,7 @@ def board_query(
     score = board.c.score + 0 if alone or (crowded and not by_score) else board.c.score
     at = board.c.at + 0 if alone or (crowded and by_score) else board.c.at
     query = _ENTRIES.where(board.c.env_id == env_id, board.c.kind == Kind(kind))
-    if alone:
+    if where.user is not None:
         query = query.where(board.c.owner_id.in_(sa.select(owners.c.id).where(named(owners.c.name, where.user))))
     if where.algorithm is not None:
         query = query.where(board.c.algorithm == where.algorithm)
