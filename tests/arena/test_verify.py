@@ -27,10 +27,10 @@ BEATS_THE_LAST = "def act(observation):\n    return (observation['theirs'] + 1) 
 # Throws dice when it no longer matters: the order of the four is sure, their games are not the same twice.
 DICE = """
 import random
-random.seed()
+rolls = random.SystemRandom()
 print("DICE LOG")
 def act(observation):
-    return 2 if observation["round"] < 80 else random.randrange(3)
+    return 2 if observation["round"] < 80 else rolls.randrange(3)
 """
 # Plays on against itself, as in the game that every agent has to get through first, and against nobody else.
 CRASHES = """

@@ -126,7 +126,7 @@ def test_a_running_match_is_drawn(run, players, slow):
     code, out, _ = run("watch", match.id)
     assert code == 0
     assert ", step 1" in out
-    assert "slow/thinking v1" in out
+    assert re.search(r"slow#[0-9a-f]{8}/thinking v1", out)
 
 
 def test_exports_go_to_stdout_or_a_file(tmp_path, capfdbinary, served, players):
@@ -280,7 +280,7 @@ def test_the_results_of_all_matches_are_told_as_they_come(served, players, tmp_p
             client.challenge(ids[0], ids[1])
         line = process.stdout.readline()
         assert f"{served.url}/match/" in line
-        assert "of-first/first v1" in line
+        assert re.search(r"of-first#[0-9a-f]{8}/first v1", line)
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=10)

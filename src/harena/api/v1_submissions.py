@@ -103,11 +103,15 @@ def submissions(
 def agent(api: ApiOf, who: Reader, owner: Name, algorithm: Name, env_id: EnvId) -> Response:
     env_id = api.queries.environment(env_id).env_id
     found = api.queries.submissions(viewer(who), owner=owner, algorithm=algorithm, env_id=env_id, limit=200)
-    found = [one for one in found if one.owner == owner]  # not of others who typed the same name
+    owners = {one.owner for one in found}
+    if owner not in owners and len(owners) > 1:
+        raise not_found(f"several owners typed the name {owner[:60]!r}: ask for one of {', '.join(sorted(owners)[:5])}")
+    name = owner if owner in owners else "".join(owners)
+    found = [one for one in found if one.owner == name]
     if not found:
         raise not_found(f"no agent {algorithm[:60]!r} of {owner[:60]!r} in {env_id}")
     versions = [describe(api, who, one) for one in found]
-    return reply({"owner": owner, "algorithm": algorithm, "env_id": env_id, "versions": versions})
+    return reply({"owner": name, "algorithm": algorithm, "env_id": env_id, "versions": versions})
 
 
 @router.get("/submissions/{submission_id}", responses=shapes.answers(shapes.Submission), summary="One submission")

@@ -93,9 +93,8 @@ class Accounts(Events):
 
     def owner(self, name: str) -> Owner:
         """The owner of that name, made on first use."""
-        found = self.find_owner(name)
-        if found is not None:
-            return found
+        if isinstance(name, str) and (found := self.find_owner(name)) is not None:  # pyright: ignore[reportUnnecessaryIsInstance]
+            return found  # also one whose name was taken before names were checked as they are now
         name_text(name, "an owner's name")
         row = {"id": uuid.uuid4().hex, "name": name, "created_at": self.clock()}
         with self.begin() as connection:
