@@ -180,12 +180,21 @@ static void drop_request(struct job *job) {
   job->request = NULL;
 }
 
+/* A program that gets no whole payload would end as if it had done its work. One that has ended already did that itself. */
+static void give_up(struct job *job) {
+  if (errno != EPIPE) job_kill(job, ENDED_HOST);
+  job->give_len = 0;
+}
+
 static void hand_over(struct job *job) {
   while (job->give_len) {
     ssize_t put = write(job->hand, job->give, job->give_len);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0 && errno == EAGAIN) return;
-    if (put < 0) break; /* it has ended already */
+    if (put < 0) {
+      give_up(job);
+      break;
+    }
     job->give += put;
     job->give_len -= put;
   }
@@ -594,7 +603,7 @@ static void do_spawn(const struct head *head, char *body, int *fds, int nfds, ch
     keep_request(job, head, kept);
     job->give = body + spec.strings_len + spec.cwd_len + spec.stdin_len;
     job->give_len = len;
-    if (write(job->hand, &len, sizeof len) < 0) job->give_len = 0; /* it has ended already; else the pipe is empty, and takes it */
+    if (write(job->hand, &len, sizeof len) < 0) give_up(job); /* the pipe is empty, and takes it */
     hand_over(job);
   }
   if (spec.flags & SPAWN_NOTIFY) {
