@@ -93,8 +93,9 @@ def submit(quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as name, serving(Path(name)) as url, ArenaClient(url) as client:
         settle(client)
         for number in range(3 if quick else 11):
+            code = AGENT.read_bytes() + b"# %d\n" % number  # code that was evaluated before keeps its result
             started = time.perf_counter()
-            made = client.submit(AGENT, env_id=ENV, algorithm=f"Balance {number}", owner="bench")
+            made = client.submit(code, env_id=ENV, algorithm=f"Balance {number}", owner="bench")
             ended = client.wait(made.id, timeout_s=60)
             taken.append(time.perf_counter() - started)
             if ended.state != "ranked":

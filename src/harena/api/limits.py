@@ -42,7 +42,7 @@ class Limits:
     uploads_at_once: int = 8
     """Held in memory at the same moment; more wait."""
     head_bytes: int = 64 << 10
-    """Of a request's first line and headers together."""
+    """Size of a request's first line and headers together."""
     head_lines: int = 100
     head_s: float = 10.0
     """From the connection, or the first byte, to the end of the head."""

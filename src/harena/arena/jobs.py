@@ -36,7 +36,7 @@ RECENT = 50
 """Finished jobs that an ETA is estimated from."""
 RECENT_OF_SHARE = 5
 UNKNOWN_COST_S = 1.0
-"""Of a job when none of its kind has ended yet."""
+"""Assumed length of a job while none of its kind has ended."""
 MIN_COST_S = 0.05
 WORTH_S = 0.25
 """A job that took so much more or less than expected moves its share's other jobs."""
@@ -445,7 +445,7 @@ def _ahead(job: Job) -> sa.ColumnElement[bool]:
 
 
 def _ended(kind: str, what: sa.Label[Any]) -> sa.Subquery:
-    """Of the latest jobs of that kind that were done."""
+    """Select one column of the latest finished jobs of that kind."""
     recent = sa.select(what).where(
         jobs.c.kind == kind, jobs.c.finished_at.is_not(None), jobs.c.state == JobState.DONE
     )  # fmt: skip

@@ -73,7 +73,7 @@ def live(store: Store, season_id: int) -> list[Agent]:
 
 
 def playing(agents: Sequence[Agent], per_owner: int) -> list[Agent]:
-    """Of each owner the latest agents, as many as may play; 0: all. The others keep their place on the board."""
+    """The latest agents of each owner, as many as may play; 0: all. The others keep their place on the board."""
     if not per_owner:
         return list(agents)
     left: Counter[str] = Counter()

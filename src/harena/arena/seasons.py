@@ -64,7 +64,7 @@ class Seasons:
             return season
 
     def finals(self, season_id: int, *, top: int | None = None, games: int = 2) -> Tournament:
-        """Of a ladder: a round robin of the best (TOP of them by default), each meeting with both seats on the same
+        """Start a ladder's finals: a round robin of the best (TOP of them by default), each meeting with both seats on the same
         seeds. Again only when the one before was cancelled."""
         with self._store.begin():
             season = self._frozen(season_id)

@@ -188,7 +188,7 @@ class EnvironmentSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=Tru
     owners_meet: bool = False
     """Whether two agents of one owner play each other. An owner could feed one by the other."""
     agents_per_owner: Annotated[int, Meta(ge=0, le=1000)] = 3
-    """Of a ladder: agents of one owner that play at the same time; 0: any number."""
+    """How many agents of one owner may play on a ladder at the same time; 0: any number."""
     model: Literal["plackett-luce", "elo"] = "plackett-luce"
 
     @classmethod

@@ -72,7 +72,7 @@ class Standing:
     final: bool = False
     """The score is that of the finals."""
     public_score: float | None = None
-    """Of a finalist: what it had on the public board."""
+    """The finalist's score on the public board."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,7 +203,7 @@ def episode(submission_id: str, episode: int, format: str = "json") -> Call[byte
 
 
 def practice(submission_id: str) -> Call[list[shapes.PracticeEpisode]]:
-    """Of a verified agent, for its owner: its episodes on public seeds."""
+    """A verified agent's episodes on public seeds, for its owner."""
     path = _of("submission", submission_id, "/practice")
     return Call(path=path, decode=_many(shapes.PracticeEpisode, "episodes"))
 

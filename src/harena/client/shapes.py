@@ -50,7 +50,7 @@ class Season:
     """Hexadecimal, when the season has ended."""
     final_secret: str | None = None
     finals: Object | None = None
-    """Of a verified season: how many finalists are `done`, and the `total`."""
+    """Progress of a verified season's finals: finalists that are `done`, and the `total`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +187,7 @@ class PracticeEpisode:
     fault: str = ""
     has_log: bool = False
     url: str | None = None
-    """Of its replay."""
+    """Address of its replay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

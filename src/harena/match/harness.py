@@ -33,7 +33,7 @@ MAX_PACKET = 400_000
 MAX_ANSWER = 60_000
 MAX_REASON = 4000
 LOAD_SEED = 0
-"""Of the common dice while the modules of an agent are loaded that stays for several games."""
+"""Seed of the common dice while the modules of an agent that stays for several games are loaded."""
 
 
 class CommonDice:

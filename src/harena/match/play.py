@@ -443,7 +443,7 @@ def reason_of(outcome: Outcome, seats: Sequence[SeatResult]) -> str:
 
 
 def fingerprint(questions: bytes, answers: bytes) -> str:
-    """Of all that the seats of a game were asked and answered."""
+    """Digest of everything that the seats of a game were asked and answered."""
     return hashlib.blake2b(b"%d\n%b%b" % (len(questions), questions, answers), digest_size=8).hexdigest()
 
 

@@ -45,7 +45,7 @@ RECEIVE = 1 << 16
 """A packet longer than this comes in pieces, or is cut and refused."""
 MAX_LINE = 1 << 20
 NOT_TOLD = frozenset({"entry", "command", "seeds", "stays"})
-"""Of the start message, to commands."""
+"""Fields of the start message that commands do not get."""
 _KINDS = {status.value: status for status in (SeatStatus.LOAD, SeatStatus.CRASH, SeatStatus.ILLEGAL, SeatStatus.MEMORY)}
 
 

@@ -28,7 +28,7 @@ MAX_FILE = 1 << 36
 """More than any host has memory for: a larger `max_bytes` is a mistake."""
 MAX_ENTRIES = 200_000
 MAX_DEPTH = 200
-"""Of folders to upload: each is a descriptor while what is in it is read."""
+"""Depth of folders to upload: each level holds a descriptor while it is read."""
 BATCH = 16 * MB
 """What one message carries of contents; a larger file is sent in pieces of this size."""
 MAX_FETCH = 32 * MB
@@ -653,7 +653,7 @@ def _write_beneath(root: int, info: FileInfo, data: bytes) -> None:
 
 
 def _set_mode(root: int, info: FileInfo) -> None:
-    """Of a folder. Through a descriptor: a name may be a link by now, and its mode that of something else."""
+    """Set a folder's mode through a descriptor: by now its name may be a link to something else."""
     parent, name = _open_parent(root, info.path)
     try:
         with _opened(name, FOLDER | os.O_NOFOLLOW, parent) as folder:

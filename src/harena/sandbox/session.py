@@ -603,7 +603,7 @@ class Sandbox:
 
 
 def _let_go(process: int, core: Core, view: int, owned: list[Interpreter | Files]) -> None:
-    """Of a box that was closed, or dropped without being closed. A forked child has let go of its copies already."""
+    """Release a box that was closed, or dropped without being closed. A forked child has let go of its copies already."""
     if os.getpid() != process:
         return
     for one in owned:
@@ -619,7 +619,7 @@ class _Fork:
         self.view = view
         self.job = 0
         self.pid = 0
-        """Of its init, once it has started."""
+        """Process id of its init, once it has started."""
         self.adopted = False
         self.sock, self._their_sock = socket.socketpair()
         out, err = os.pipe(), os.pipe()

@@ -22,15 +22,15 @@ from harena.sandbox.spec import MB
 MAGIC = 0x314E5248
 MAX_FRAME = 64 * MB
 MAX_REPORT = MB
-"""Of a frame from an init or a zygote: what a job writes comes in pieces, and only files are longer."""
+"""Largest frame from an init or a zygote: what a job writes comes in pieces, and only files are longer."""
 MAX_FDS = 8
 MAX_JSON = 16 * MB
 MAX_ITEMS = 1_000_000
-"""Of one JSON value, nested ones and keys included: a few bytes of JSON become a hundred in memory."""
+"""Most items of one JSON value, nested ones and keys included: a few bytes of JSON become a hundred in memory."""
 MAX_ANSWER_ITEMS = 2_500_000
 """The same for a server's answer: the longest lists 200,000 files."""
 MAX_DEPTH = 200
-"""Of one JSON value: what takes it apart later may do so by recursion."""
+"""Most levels of one JSON value: what takes it apart later may do so by recursion."""
 HEAD = struct.Struct("<IHHII")
 SPAWN = struct.Struct("<IIQQQQQIIIIIIIIIIIIHHI")
 DONE = struct.Struct("<IiIiQQQQIIII")
@@ -54,7 +54,7 @@ class Op(enum.IntEnum):
     STARTED = 67
     ERROR = 68
     OUTPUT = 69
-    """Of a job that goes on: which stream, then bytes of it."""
+    """Output of a job that is still running: which stream, then bytes of it."""
     ANSWER = 80
 
 

@@ -16,7 +16,7 @@ from harena.arena.intake import Upload
 from harena.arena.models import Scope
 
 OWNERS = ("demo", "demo-2", "demo-3", "demo-4", "demo-5")
-"""Of each environment's agents one each: agents of one owner do not meet."""
+"""One owner for each agent of an environment: agents of one owner do not meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ SHOWN = (
     "ssl/certs/java/cacerts",
     "terminfo/?",
 )
-"""Of the host's /etc. Bundles of public certificates and not their folder, where a server's own may lie. Not what an
+"""Files of the host's /etc that boxes see. Bundles of public certificates and not their folder, where a server's own may lie. Not what an
 administrator may have put a password or a token into: environment, gitconfig, npmrc, openssl.cnf, pip.conf, profile."""
 MAX_ENTRIES = 5000
 MAX_COPIED = 100_000

@@ -234,7 +234,7 @@ class Replay:
     max_files: Annotated[int, _whole(2, 10_000_000)] = 20_000
     """Two for each game. Beyond it the oldest are removed."""
     max_mb: Annotated[int, _whole(1, 1 << 20)] = 2048
-    """Of all of them. Beyond it the oldest are removed."""
+    """Total for all of them. Beyond it the oldest are removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

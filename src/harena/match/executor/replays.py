@@ -24,7 +24,7 @@ from harena.match.replay import Replay
 DAY_S = 86400.0
 SWEEP_EVERY_S = 3600.0
 ROOM = 0.9
-"""Of a folder that was too full, what is kept."""
+"""Share that is kept of a folder that was too full."""
 
 
 def as_json(compact: bytes) -> bytes:
