@@ -89,7 +89,7 @@ def season(
 
 
 def score_entry(entry: Entry, rank: int, *, version: int, anonymous: bool, tries: int | None) -> Shape:
-    """One line of a board of scores. `tries`: how many programs of its owner were evaluated, where their best is what counts."""
+    """One line of a board of scores. `tries`: programs of its owner that were evaluated, where their best counts."""
     discounted = None if tries is None else draws.discounted(entry.score, entry.low, entry.high, tries)
     return {
         "rank": rank, "submission_id": entry.submission_id, "owner": entry.owner, "algorithm": entry.algorithm,

@@ -64,8 +64,8 @@ class Seasons:
             return season
 
     def finals(self, season_id: int, *, top: int | None = None, games: int = 2) -> Tournament:
-        """Start a ladder's finals: a round robin of the best (TOP of them by default), each meeting with both seats on the same
-        seeds. Again only when the one before was cancelled."""
+        """Start a ladder's finals: a round robin of the best (TOP of them by default), each meeting with both seats on
+        the same seeds. They can be started again only when the ones before were cancelled."""
         with self._store.begin():
             season = self._frozen(season_id)
             if finals_of(self._store, season_id, TournamentState.RUNNING, TournamentState.FINISHED) is not None:

@@ -603,7 +603,7 @@ class Sandbox:
 
 
 def _let_go(process: int, core: Core, view: int, owned: list[Interpreter | Files]) -> None:
-    """Release a box that was closed, or dropped without being closed. A forked child has let go of its copies already."""
+    """Release a box that was closed, or dropped without being closed. A forked child has released its copies."""
     if os.getpid() != process:
         return
     for one in owned:

@@ -48,8 +48,9 @@ SHOWN = (
     "ssl/certs/java/cacerts",
     "terminfo/?",
 )
-"""Files of the host's /etc that boxes see. Bundles of public certificates and not their folder, where a server's own may lie. Not what an
-administrator may have put a password or a token into: environment, gitconfig, npmrc, openssl.cnf, pip.conf, profile."""
+"""Files of the host's /etc that boxes see. Bundles of public certificates and not their folder, where a server's own
+may lie. Not what an administrator may have put a password or a token into: environment, gitconfig, npmrc,
+openssl.cnf, pip.conf, profile."""
 MAX_ENTRIES = 5000
 MAX_COPIED = 100_000
 
