@@ -67,6 +67,23 @@ def test_cpu_time_of_the_whole_tree(door: Door) -> None:
     assert "cpu_s=0.2" in result.detail
 
 
+def test_cpu_time_of_orphans_that_have_ended(door: Door) -> None:
+    """Each runs for less than the limit and nobody of the program's own waits for it."""
+    source = (
+        "import os, time\n"
+        "while True:\n"
+        "    read, write = os.pipe()\n"
+        "    if not os.fork():\n"
+        "        if os.fork():\n            os._exit(0)\n"
+        "        end = time.process_time() + 0.05\n        while time.process_time() < end: pass\n        os._exit(0)\n"
+        "    os.close(write)\n    os.wait()\n    os.read(read, 1)\n    os.close(read)\n"
+    )
+    result = door(source, cpu_s=0.3, wall_s=20)
+    assert result.verdict is Verdict.TIME
+    assert "cpu_s=0.3" in result.detail
+    assert result.usage.wall_s < 15
+
+
 def test_waiting_is_no_cpu_time(door: Door) -> None:
     assert door("import time\ntime.sleep(0.35)", cpu_s=0.3).verdict is Verdict.OK
 

@@ -1798,8 +1798,11 @@ class Loop:
         template = seen.get(self.template_job.pid) if self.template_job else None
         totals = {job: [0, 0, 0] for job in self.jobs}
         members = {job: [] for job in self.jobs}
-        for pid, (_, cpu_ns, rss_kb, threads, _, place) in list(seen.items()):
-            job = None if pid in inits else self.job_of(pid, seen, inits)
+        for pid, (_, cpu_ns, rss_kb, threads, reaped_ns, place) in list(seen.items()):
+            if pid in inits:  # it waits for whom the guest's processes left behind; what it uses itself is ours
+                totals[inits[pid]][0] += reaped_ns
+                continue
+            job = self.job_of(pid, seen, inits)
             if job is not None:
                 unseen_kb = 0 if job.slot else threads * THREAD_KB + beside_rss_kb(place)
                 members[job].append((place, rss_kb, unseen_kb))
@@ -1813,7 +1816,7 @@ class Loop:
             if job.spec.kind == TRUSTED or job.ended:
                 continue
             idle &= job.cpu_ns == cpu_ns
-            job.peak_kb, job.cpu_ns = max(job.peak_kb, rss_kb), cpu_ns
+            job.peak_kb, job.cpu_ns = max(job.peak_kb, rss_kb), max(job.cpu_ns, cpu_ns)  # it may just have ended
             if threads >= job.spec.processes:
                 job.hits |= 4
             kernel_kb = job.kernel_kb + job.sockets_kb

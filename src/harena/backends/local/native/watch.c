@@ -389,8 +389,12 @@ static void add_up(struct total *totals) {
   for (int i = 0; i < seen_count; i++) {
     struct seen *one = &seen[i];
     struct job *job = job_of(one);
-    if (!job || job->init == one->pid) continue; /* the job's init shares our own memory */
+    if (!job) continue;
     struct total *total = &totals[job - jobs];
+    if (job->init == one->pid) { /* it shares our own memory, and waits for whom the guest's processes left behind */
+      total->cpu_ns += one->reaped_ns;
+      continue;
+    }
     total->cpu_ns += one->cpu_ns;
     int forked = job->spec.kind != KIND_EXEC; /* a fork of the zygote starts with its pages */
     total->rss_kb += one->rss_kb > own * forked ? one->rss_kb - own * forked : 0;
@@ -414,7 +418,7 @@ uint64_t watch_jobs(void) {
     struct job *job = &jobs[i];
     if (!job->used || job->spec.kind == KIND_TRUSTED || job->ended) continue;
     if (totals[i].rss_kb > job->watched_peak_kb) job->watched_peak_kb = totals[i].rss_kb;
-    job->watched_cpu_ns = totals[i].cpu_ns;
+    if (totals[i].cpu_ns > job->watched_cpu_ns) job->watched_cpu_ns = totals[i].cpu_ns; /* some may have ended meanwhile */
     if (totals[i].threads >= job->spec.processes) job->hits |= 4; /* seen at the limit: counts if it fails */
     uint64_t used_kb = job->kernel_kb + (job->slot < 0 ? totals[i].rss_kb + totals[i].kernel_kb + job->sockets_kb : 0);
     if (job->slot < 0 && job->id && job->spec.memory) {
