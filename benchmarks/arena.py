@@ -35,7 +35,7 @@ import browser  # pyright: ignore[reportMissingImports]
 import jobs as jobs_bench
 import ladder as ladder_bench
 
-from harena.arena.store import Filter, Sort, Store
+from harena.arena.db.store import Filter, Sort, Store
 from harena.client import ArenaClient
 from harena.sandbox.bench import Row, table
 

@@ -23,12 +23,14 @@ from random import Random
 from typing import Any
 
 from harena.azr import config as configs
-from harena.azr import engines, evaluate, programs
-from harena.azr.engine import Completion, Engine, OnDone, Request, Sampling
+from harena.azr.check.verify import Attempt, Verdict, Verifier
+from harena.azr.engines import registry as engines
+from harena.azr.engines.protocol import Completion, Engine, OnDone, Request, Sampling
 from harena.azr.loop import Trainer
-from harena.azr.suite import Item
-from harena.azr.tasks import InductionTask, Kind, Proposal, Triplet
-from harena.azr.verify import Attempt, Verdict, Verifier
+from harena.azr.report import evaluate
+from harena.azr.tasks import programs
+from harena.azr.tasks.kinds import InductionTask, Kind, Proposal, Triplet
+from harena.azr.tasks.suite import Item
 from harena.sandbox.bench import Row, table
 
 LOOP = "def f(a):\n    while True:\n        pass"
@@ -252,7 +254,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON here, not after the table")
     args = parser.parse_args()
     engines.wait_briefly()  # before anything loads torch
-    from harena.azr import weights
+    from harena.azr.model import weights
 
     model = args.model or ("default" if weights.SMALL.is_file() else None)
     rows = measure(quick=args.quick, model=model, say=lambda text: print(text, file=sys.stderr, flush=True))

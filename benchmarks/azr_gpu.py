@@ -65,7 +65,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         import torch
 
-        from harena.azr.model import Model, ModelConfig
+        from harena.azr.model.decoder import Model, ModelConfig
 
         self.args = args
         self.torch = torch
@@ -160,9 +160,9 @@ class Bench:
     def check(self) -> None:
         """Greedy tokens of the fast paths against those of the plain one, and log probabilities against a full pass."""
         torch = self.torch
-        from harena.azr import flash
-        from harena.azr.engine import Request, Sampling
-        from harena.azr.learner import token_stats
+        from harena.azr.engines.protocol import Request, Sampling
+        from harena.azr.learn.learner import token_stats
+        from harena.azr.model import flash
 
         if self.is_cuda and flash.triton is not None:
             off = flash.disagreement(self.config, self.device, self.dtype)
@@ -195,9 +195,9 @@ class Bench:
             self.note(f"check {name}: greedy tokens as plain", same / total, "share")
 
     def engine(self, **options: Any) -> Any:
-        from harena.azr.decode import DecodeSettings
-        from harena.azr.learner import LearnSettings
-        from harena.azr.torch_engine import TorchEngine
+        from harena.azr.engines.torch_engine import TorchEngine
+        from harena.azr.learn.learner import LearnSettings
+        from harena.azr.model.decode import DecodeSettings
 
         micro = options.pop("micro_tokens", 0)
         save = options.pop("save_memory", None)
@@ -236,7 +236,7 @@ class Bench:
 
     def one_step(self, engine: Any, name: str, rows: int, places: int) -> None:
         """Replays of one recorded step at full depth, without the host's part."""
-        from harena.azr.decode import Sampler
+        from harena.azr.model.decode import Sampler
 
         sampler = Sampler(temperature=1.0, top_p=1.0, greedy=False)
         state = engine.decoder.state
@@ -247,14 +247,14 @@ class Bench:
         self.note(f"one step, {name}, batch {rows}, context {places}", seconds * 1e3, "ms", tokens_s=rows / seconds)
 
     def requests(self, rows: int, prompt: int, new: int, n: int = 1) -> list[Any]:
-        from harena.azr.engine import Request
+        from harena.azr.engines.protocol import Request
 
         torch = self.torch
         ids = torch.randint(1, self.config.vocab, (rows, prompt), generator=torch.Generator().manual_seed(0)).tolist()
         return [Request(prompt=" ".join(map(str, row)), n=n, max_new=new) for row in ids]
 
     def generate_timed(self, engine: Any, requests: list[Any], name: str, **more: Any) -> None:
-        from harena.azr.engine import Sampling
+        from harena.azr.engines.protocol import Sampling
 
         engine.generate(requests, Sampling(seed=1))
         self.sync()
@@ -346,7 +346,7 @@ class Bench:
             self.torch.cuda.empty_cache()
 
     def random_completions(self, count: int, length: int) -> list[Any]:
-        from harena.azr.engine import Completion
+        from harena.azr.engines.protocol import Completion
 
         ids = self.torch.randint(1, self.config.vocab, (count, length)).tolist()
         half = length // 2
@@ -359,8 +359,8 @@ class Bench:
         ]  # fmt: skip
 
     def update_timed(self, engine: Any, completions: list[Any], mini_batch: int) -> float:
-        from harena.azr.engine import Rollout, Update
-        from harena.azr.tasks import Kind, Role
+        from harena.azr.engines.protocol import Rollout, Update
+        from harena.azr.tasks.kinds import Kind, Role
 
         learnt = [
             Rollout(completion=one, role=Role.SOLVE, kind=Kind.DEDUCTION, reward=1.0, advantage=1.0 if k % 2 else -1.0)
@@ -373,7 +373,7 @@ class Bench:
 
     def step(self) -> None:
         """One iteration's model work: propose 3 × 64, solve 3 × 64 × (8 + 1), learn from 6 × 64; no text ends early."""
-        from harena.azr.engine import Sampling
+        from harena.azr.engines.protocol import Sampling
 
         batch, n, longest, prompt = (64, 8, 1_024, 512) if self.is_cuda else (2, 1, 8, 8)
         engine = self.engine(
@@ -416,9 +416,9 @@ class Bench:
         from azr_train import build
 
         from harena.azr import config as settings
-        from harena.azr import torch_engine
+        from harena.azr.check.verify import Verifier
+        from harena.azr.engines import torch_engine
         from harena.azr.loop import Trainer
-        from harena.azr.verify import Verifier
 
         build()
         small = {} if self.is_cuda else {"batch": 2, "rollouts": 1, "prompt": {"solve_tokens": 8, "propose_tokens": 8}}

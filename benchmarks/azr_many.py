@@ -131,7 +131,7 @@ def gather(work: Path, out: Path) -> None:
 
 
 def results_table(out: Path) -> str:
-    from harena.azr.scores import wilson
+    from harena.azr.report.scores import wilson
 
     results = json.loads((out / "results.json").read_text()) if (out / "results.json").is_file() else []
     lines = ["| run | iterations | rollouts | held-out before | after | gain | gained/lost items | 3-4 ops gain |"]

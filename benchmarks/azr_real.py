@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(args.seed)
     if args.threads:
         torch.set_num_threads(args.threads)
-    from harena.azr import torch_engine
+    from harena.azr.check.verify import Verifier
+    from harena.azr.engines import torch_engine
     from harena.azr.loop import Trainer
-    from harena.azr.verify import Verifier
 
     device = pick_device(args.device)
     engine = torch_engine.build(model=args.model, device=device, dtype=args.dtype, options=engine_options(args, device))
@@ -127,7 +127,7 @@ def seed(setup: Setup) -> dict[str, Any]:
     started = time.perf_counter()
     trainer = setup.trainer
     if setup.args.seed_tasks:
-        from harena.azr import corpus, programs
+        from harena.azr.tasks import corpus, programs
 
         rng = Random(setup.args.seed)
         for kind in trainer.config.kinds:
@@ -165,9 +165,9 @@ def measured(setup: Setup, questions: list[tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def proposals(setup: Setup, questions: list[tuple[Any, Any]]) -> dict[str, Any]:
-    from harena.azr import prompts
-    from harena.azr.engine import Request, Sampling
-    from harena.azr.tasks import FormatError, program_digest
+    from harena.azr.engines.protocol import Request, Sampling
+    from harena.azr.tasks import prompts
+    from harena.azr.tasks.kinds import FormatError, program_digest
 
     args, form = setup.args, setup.trainer.form
     requests = [
@@ -204,8 +204,9 @@ def proposals(setup: Setup, questions: list[tuple[Any, Any]]) -> dict[str, Any]:
 
 def cruxeval(setup: Setup) -> dict[str, Any]:
     """Greedy, each program once as O (deduction) and once as I (abduction)."""
-    from harena.azr import evaluate, public_sets, suite
-    from harena.azr.tasks import Kind
+    from harena.azr.report import evaluate
+    from harena.azr.tasks import public_sets, suite
+    from harena.azr.tasks.kinds import Kind
 
     args = setup.args
     items = public_sets.cruxeval(args.cruxeval)
@@ -261,7 +262,7 @@ def play(setup: Setup, started: float, *, reserve: float, log: Path) -> dict[str
 
 
 def table(result: dict[str, Any]) -> str:
-    from harena.azr.scores import wilson
+    from harena.azr.report.scores import wilson
 
     steps = result["steps"]
     lines = [

@@ -32,8 +32,8 @@ from azr_many import VARIANTS, many, results_table, say, score_table
 def pretrain(args: argparse.Namespace) -> None:
     import torch
 
-    from harena.azr import corpus
-    from harena.azr import pretrain as p
+    from harena.azr.model import pretrain as p
+    from harena.azr.tasks import corpus
 
     device = pick_device(args.device)
     is_cuda = device == "cuda"
@@ -67,8 +67,8 @@ def pretrain(args: argparse.Namespace) -> None:
         torch.cuda.empty_cache()
     say(f"saved {out}: {out.stat().st_size:,} bytes")
     if args.per_cell:
-        from harena.azr import torch_engine
-        from harena.azr.verify import Verifier
+        from harena.azr.check.verify import Verifier
+        from harena.azr.engines import torch_engine
 
         engine = torch_engine.build(model=str(out), device=device, dtype=dtype_of(args, device))
         with Verifier() as verifier:
@@ -92,9 +92,12 @@ def selfplay(args: argparse.Namespace) -> None:
     if args.cores:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     torch.set_num_threads(max(1, min(args.threads, len(os.sched_getaffinity(0)))))
-    from harena.azr import checkpoint, suite, torch_engine, weights
+    from harena.azr import checkpoint
+    from harena.azr.engines import torch_engine
+    from harena.azr.model import weights
+    from harena.azr.model.tokenizer import ByteTokenizer
     from harena.azr.run import HeldOutVerifier
-    from harena.azr.tokenizer import ByteTokenizer
+    from harena.azr.tasks import suite
 
     work = Path(args.work)
     work.mkdir(parents=True, exist_ok=True)
@@ -192,9 +195,10 @@ class Frozen:
 def trainer_of(variant: str, engine: Any, verifier: Any, config: Any) -> Any:
     from random import Random
 
-    from harena.azr import corpus, metrics, programs
+    from harena.azr.learn import metrics
     from harena.azr.loop import Clock, Iteration, Question, Trainer
-    from harena.azr.tasks import Kind
+    from harena.azr.tasks import corpus, programs
+    from harena.azr.tasks.kinds import Kind
 
     if not variant.startswith("rlvr"):
         return Trainer(engine, verifier, config)
@@ -267,7 +271,8 @@ def config_of(args: argparse.Namespace) -> Any:
 
 def held_out(engine: Any, verifier: Any, per_cell: int, seed: int, args: Any = None) -> dict[str, Any]:
     """Greedy, one answer a task; with --cruxeval also that set."""
-    from harena.azr import evaluate, prompts, public_sets, suite
+    from harena.azr.report import evaluate
+    from harena.azr.tasks import prompts, public_sets, suite
 
     shots = getattr(args, "shots", 0)
     form = dataclasses.replace(prompts.COMPACT, shots=shots)
@@ -285,7 +290,7 @@ def held_out(engine: Any, verifier: Any, per_cell: int, seed: int, args: Any = N
 
 def contamination(trainer: Any, held_back: frozenset[str]) -> int:
     """Programs of the held-out suite that are in the buffers: there must be none."""
-    from harena.azr.tasks import program_digest
+    from harena.azr.tasks.kinds import program_digest
 
     buffers = trainer.buffers
     return len({program_digest(e.task.program) for kind in trainer.config.kinds for e in buffers[kind]} & held_back)

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harena.arena import models
-from harena.arena.models import EnvironmentKind, Kind, State
-from harena.arena.store import Filter, Sort, Store
+from harena.arena.db import models
+from harena.arena.db.models import EnvironmentKind, Kind, State
+from harena.arena.db.store import Filter, Sort, Store
 
 ENV = "CartPole-v1"
 PER_OWNER = 10

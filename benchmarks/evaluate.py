@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from harena.arena import evaluate, intake, script
-from harena.match import lockstep
-from harena.match.play import Rack, play
+from harena.arena.submissions import evaluate, intake, script
 from harena.match.result import AgentCode, MatchSpec
-from harena.match.runner import Runner
+from harena.match.run import lockstep
+from harena.match.run.play import Rack, play
+from harena.match.run.runner import Runner
 from harena.sandbox import bench
 from harena.sandbox.pool import SandboxPool
 

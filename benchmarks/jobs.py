@@ -14,13 +14,13 @@ import tempfile
 import threading
 import time
 
-from harena.arena.database import Database
-from harena.arena.jobs import Queue
+from harena.arena.db.database import Database
+from harena.arena.queue.jobs import Queue
 
 CLAIMER = """
 import sys
-from harena.arena.database import Database
-from harena.arena.jobs import Queue
+from harena.arena.db.database import Database
+from harena.arena.queue.jobs import Queue
 database = Database(sys.argv[1])
 queue, taken = Queue(database), []
 queue.claim("warm", "w")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 # Matrices of this size are quicker on one thread, above all beside others who use the processors.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from harena.arena import pairing, ratings
+from harena.arena.ladder import pairing, ratings
 from harena.sandbox import bench
 
 AGENTS = 40

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from harena.arena.arena import Arena
-from harena.arena.intake import Upload
-from harena.arena.models import ACTIVE, State
+from harena.arena.db.models import ACTIVE, State
+from harena.arena.db.store import Quota
 from harena.arena.settings import Settings
-from harena.arena.store import Quota
+from harena.arena.submissions.intake import Upload
 
 ENV, LADDER = "CartPole-v1", "tictactoe-v1"
 BALANCE = "x, v, angle, turn = observation\n    return int(angle + 0.6 * turn > 0)\n"

@@ -60,7 +60,7 @@ PARTS = {
         "export": "download boards, matches, ratings or submissions",
         "gradio": "a small page for Spaces and notebooks",
     },
-    "harena.match.cli": {
+    "harena.match.cli.commands": {
         "envs": "list the games that agents can play",
         "match": "let agents play a game: a match, a series or a tournament",
         "replay": "show, convert or verify the replay of a match",

@@ -157,8 +157,8 @@ PLAYERS = {
 def _match() -> list[str]:
     _title("Matches", "connect four, each agent in a box of its own, 0.2 s of processor time a move")
     try:
-        from harena.match.play import Rack, play
         from harena.match.result import AgentCode, Clock, MatchSpec
+        from harena.match.run.play import Rack, play
     except ImportError:
         _line("not installed: pip install 'harena[match]'")
         return []

@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 from harena.api.app import create_app
 from harena.api.limits import Limits, Rate
 from harena.arena.arena import Arena
-from harena.arena.models import Scope
+from harena.arena.db.models import Scope
+from harena.arena.db.store import Quota
 from harena.arena.settings import Settings
-from harena.arena.store import Quota
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ import uvicorn
 
 from harena.api.limits import Limits
 from harena.api.server import http_config
-from harena.arena.models import Event
-from harena.arena.store import Outcome
+from harena.arena.db.models import Event
+from harena.arena.db.store import Outcome
 
 ENV, LADDER = "CartPole-v1", "tictactoe-v1"
 AGENT = b"def act(observation):\n    return 0\n"

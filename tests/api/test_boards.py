@@ -7,8 +7,8 @@ import time
 import pytest
 from served import SCRIPT, bearer, rank, ranked, submitted
 
-from harena.arena.models import Event, unmarked
-from harena.arena.store import Outcome
+from harena.arena.db.models import Event, unmarked
+from harena.arena.db.store import Outcome
 
 ENV = "Acrobot-v1"
 

@@ -52,7 +52,7 @@ def test_a_board_as_csv_and_json_lines_is_the_board(client, arena):
 
 
 def test_more_than_a_page_comes_in_order_and_once(client, arena, monkeypatch):
-    monkeypatch.setattr("harena.api.exports.PAGE", 2)
+    monkeypatch.setattr("harena.api.routes.exports.PAGE", 2)
     for number in range(7):
         ranked(arena, client, user_id=f"paged{number}", env_id=ENV, score=float(number // 2))
     lines = [json.loads(line) for line in rows(client, "board", format="jsonl").text.splitlines()]

@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 pytest.importorskip("gymnasium")
 
 from harena.api.app import create_app
-from harena.arena import evaluate
-from harena.arena import submissions as submissions_module
-from harena.arena.models import Scope
+from harena.arena.db.models import Scope
+from harena.arena.submissions import evaluate
+from harena.arena.submissions import service as submissions_module
 
 LAKE = "FrozenLake-v1"
 # Prints and shows how long it was in each episode.

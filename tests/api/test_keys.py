@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from harena.api.app import create_app
 from harena.api.auth import COOKIE
-from harena.arena.models import Scope
+from harena.arena.db.models import Scope
 
 
 def code(answer):

@@ -8,9 +8,9 @@ import pytest
 from served import LADDER, bearer, events, submitted
 
 from harena.api import shapes
-from harena.arena import evaluate
-from harena.arena.models import Scope
-from harena.match.replay import Replay
+from harena.arena.db.models import Scope
+from harena.arena.submissions import evaluate
+from harena.match.replay.replay import Replay
 
 PLAYER = b"""
 import random

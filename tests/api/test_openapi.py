@@ -9,7 +9,7 @@ from served import bearer, submitted
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
-from harena.arena.models import Scope
+from harena.arena.db.models import Scope
 
 STREAMS = ("/v1/events", "/v1/matches/{match_id}/live")
 

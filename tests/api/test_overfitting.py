@@ -22,8 +22,8 @@ pytest.importorskip("gymnasium")
 from harena import statistics
 from harena.api.app import create_app
 from harena.api.limits import Limits, Rate
-from harena.arena import submissions as submissions_module
-from harena.arena.models import EnvironmentKind, Scope
+from harena.arena.db.models import EnvironmentKind, Scope
+from harena.arena.submissions import service as submissions_module
 
 LAKE, CARDS = "FrozenLake-v1", "Blackjack-v1"
 # On the slippery lake the policy of value iteration; with cards the usual table, without counting.

@@ -11,8 +11,8 @@ from served import AGENT, ENV, bearer, failed, ranked, submitted, upload
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
-from harena.arena.models import Event
-from harena.arena.store import Quota
+from harena.arena.db.models import Event
+from harena.arena.db.store import Quota
 
 PRIVATE = {"reason", "warnings", "main_file", "has_log"}
 CLIENT = {"X-Client-Id": "3f0e6d54-client"}

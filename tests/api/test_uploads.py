@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from harena.api.app import create_app
 from harena.api.limits import Limits
-from harena.arena.models import submissions
+from harena.arena.db.models import submissions
 
 PATHS = ("/v1/submissions", "/api/submit/", "/submissions/")
 PART = b'--B\r\nContent-Disposition: form-data; name="file"; filename="agent.py"\r\n\r\n' + AGENT

@@ -7,9 +7,9 @@ import pytest
 import servers
 from entries import ENV, Clock
 
-from harena.arena.models import EnvironmentKind
-from harena.arena.store import Store
-from harena.match.runner import Runner
+from harena.arena.db.models import EnvironmentKind
+from harena.arena.db.store import Store
+from harena.match.run.runner import Runner
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harena.arena.models import Event, Kind
-from harena.arena.store import Outcome, Quota
+from harena.arena.db.models import Event, Kind
+from harena.arena.db.store import Outcome, Quota
 
 ENV = "CartPole-v1"
 

@@ -7,20 +7,20 @@ import random
 
 from entries import Clock
 
-from harena.arena.challenges import Challenges
-from harena.arena.files import FileStore
-from harena.arena.hub import Hub
-from harena.arena.jobs import Queue
-from harena.arena.ladder import Seated
-from harena.arena.matches import Matches
-from harena.arena.matchmaker import Matchmaker
-from harena.arena.models import EnvironmentKind, Event, Kind, MatchKind, MatchState
-from harena.arena.seasons import Seasons
+from harena.arena.db.files import FileStore
+from harena.arena.db.models import EnvironmentKind, Event, Kind, MatchKind, MatchState
+from harena.arena.db.store import Quota, Store
+from harena.arena.events.bus import Hub
+from harena.arena.ladder.challenges import Challenges
+from harena.arena.ladder.log import Seated
+from harena.arena.ladder.matches import Matches
+from harena.arena.ladder.matchmaker import Matchmaker
+from harena.arena.ladder.standings import Standings
+from harena.arena.ladder.tournaments import Tournaments
+from harena.arena.queue.jobs import Queue
+from harena.arena.seasons.service import Seasons
 from harena.arena.settings import Settings
-from harena.arena.standings import Standings
-from harena.arena.store import Quota, Store
-from harena.arena.submissions import Submissions
-from harena.arena.tournaments import Tournaments
+from harena.arena.submissions.service import Submissions
 
 GAME = "tictactoe-v1"
 NO_LIMIT = Quota(per_day=None, at_once=None)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from entries import ENV, submit
 
-from harena.arena import accounts
-from harena.arena.models import Conflict, KeyRefused, Scope
+from harena.arena.db import accounts
+from harena.arena.db.models import Conflict, KeyRefused, Scope
 
 # ---- keys ----
 

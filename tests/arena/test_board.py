@@ -7,9 +7,9 @@ import pytest
 import sqlalchemy as sa
 from entries import ENV, names, ranked
 
-from harena.arena import models
-from harena.arena.models import EnvironmentKind, Event, Kind, State
-from harena.arena.store import Filter, Outcome, Sort, Store
+from harena.arena.db import models
+from harena.arena.db.models import EnvironmentKind, Event, Kind, State
+from harena.arena.db.store import Filter, Outcome, Sort, Store
 
 
 def test_the_board_has_the_best_of_each_owner_and_algorithm(store, clock):

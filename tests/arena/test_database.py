@@ -13,10 +13,11 @@ from entries import ENV, submit
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from harena.arena import database, draws, models
-from harena.arena.jobs import Queue
-from harena.arena.models import EnvironmentKind, State, StoreError
-from harena.arena.store import Store
+from harena.arena.db import database, models
+from harena.arena.db.models import EnvironmentKind, State, StoreError
+from harena.arena.db.store import Store
+from harena.arena.queue.jobs import Queue
+from harena.arena.submissions import draws
 from harena.errors import SpecError
 
 
@@ -63,9 +64,9 @@ def test_a_database_that_stays_locked_is_said_to_be_and_the_store_recovers(store
 KILLED = """
 import os, signal, sys
 import sqlalchemy as sa
-from harena.arena.jobs import Queue
-from harena.arena.models import Event, Kind
-from harena.arena.store import Outcome, Quota, Store
+from harena.arena.queue.jobs import Queue
+from harena.arena.db.models import Event, Kind
+from harena.arena.db.store import Outcome, Quota, Store
 store = Store(sys.argv[1])
 queue = Queue(store)
 left = int(sys.argv[2])
@@ -112,7 +113,7 @@ def test_a_process_killed_in_the_middle_leaves_a_consistent_database(store, url,
     submit(store)
 
 
-OPENER = "import sys; from harena.arena.store import Store; Store(sys.argv[1]).close()"
+OPENER = "import sys; from harena.arena.db.store import Store; Store(sys.argv[1]).close()"
 
 
 def test_processes_may_open_a_new_database_at_once(url):

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from harena.arena import evaluate as module
-from harena.arena.evaluate import (
+from harena.arena.submissions import evaluate as module
+from harena.arena.submissions.evaluate import (
     Cancelled,
     Evaluation,
     EvaluationVoid,
@@ -31,10 +31,10 @@ from harena.arena.evaluate import (
 )
 from harena.errors import Retry, SpecError
 from harena.match import registry
-from harena.match.play import Rack, agent_seed
-from harena.match.replay import Replay
+from harena.match.replay.replay import Replay
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatStatus
-from harena.match.runner import Runner
+from harena.match.run.play import Rack, agent_seed
+from harena.match.run.runner import Runner
 from harena.statistics import Interval
 
 ENV = "CartPole-v1"

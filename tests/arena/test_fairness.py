@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from harena.arena import workers as module
-from harena.arena.database import Database
-from harena.arena.evaluate import Cancelled
-from harena.arena.jobs import Queue, share_of
-from harena.arena.models import JobState
-from harena.arena.store import Store
-from harena.arena.workers import Lane, Workers
+from harena.arena.db.database import Database
+from harena.arena.db.models import JobState
+from harena.arena.db.store import Store
+from harena.arena.queue import workers as module
+from harena.arena.queue.jobs import Queue, share_of
+from harena.arena.queue.workers import Lane, Workers
+from harena.arena.submissions.evaluate import Cancelled
 
 KIND = "evaluate"
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from harena.arena import files
-from harena.arena.files import FileDamaged, FileMissing, FileStore, FileTooLarge
+from harena.arena.db import files
+from harena.arena.db.files import FileDamaged, FileMissing, FileStore, FileTooLarge
 from harena.errors import SpecError
 
 

@@ -11,21 +11,22 @@ pytest.importorskip("gymnasium")
 
 from test_submissions import AGENT, POLE, Bench
 
-from harena.arena import draws, finals
-from harena.arena import submissions as module
-from harena.arena.hub import Hub
-from harena.arena.jobs import Queue
-from harena.arena.matches import Matches
-from harena.arena.models import Board, Conflict, EnvironmentKind, FinalState, State
-from harena.arena.seasons import Seasons
-from harena.arena.standings import Standings
-from harena.arena.store import Outcome
-from harena.arena.submissions import release_s
-from harena.arena.tournaments import Tournaments
-from harena.arena.verify import Verdict, Verifier
+from harena.arena.db.models import Board, Conflict, EnvironmentKind, FinalState, State
+from harena.arena.db.store import Outcome
+from harena.arena.events.bus import Hub
+from harena.arena.ladder.matches import Matches
+from harena.arena.ladder.standings import Standings
+from harena.arena.ladder.tournaments import Tournaments
+from harena.arena.queue.jobs import Queue
+from harena.arena.seasons import finals
+from harena.arena.seasons.service import Seasons
+from harena.arena.submissions import draws
+from harena.arena.submissions import service as module
+from harena.arena.submissions.service import release_s
+from harena.arena.submissions.verify import Verdict, Verifier
 from harena.match import registry
-from harena.match.replay import Replay
-from harena.match.runner import Runner
+from harena.match.replay.replay import Replay
+from harena.match.run.runner import Runner
 
 DICE = b"import os\ndef act(observation): return os.urandom(1)[0] % 2\n"
 # Fails where the cart starts on the right.

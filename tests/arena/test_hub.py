@@ -8,10 +8,10 @@ import time
 import pytest
 from entries import ENV, submit
 
-from harena.arena import hub as module
-from harena.arena.hub import Hub
-from harena.arena.models import Event
-from harena.arena.store import Store
+from harena.arena.db.models import Event
+from harena.arena.db.store import Store
+from harena.arena.events import bus as module
+from harena.arena.events.bus import Hub
 
 SOON_S = 10.0
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harena.arena.intake import Intake, IntakeError, Upload, as_script, digest, take_in
-from harena.arena.models import Kind
-from harena.arena.script import ScriptCode
-from harena.match.agents import ArchiveLimits
+from harena.arena.db.models import Kind
+from harena.arena.submissions.intake import Intake, IntakeError, Upload, as_script, digest, take_in
+from harena.arena.submissions.script import ScriptCode
+from harena.match.agent.load import ArchiveLimits
 from harena.match.result import AgentCode
 
 AGENT = b"class Agent:\n    def act(self, observation): return 0\n"

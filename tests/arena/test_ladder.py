@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from entries import ENV, ranked
 
-from harena.arena.ladder import Seated
-from harena.arena.models import Conflict, MatchKind, MatchState, NotFound
+from harena.arena.db.models import Conflict, MatchKind, MatchState, NotFound
+from harena.arena.ladder.log import Seated
 from harena.errors import SpecError
 
 KINDS = (MatchKind.LADDER, MatchKind.CHALLENGE)

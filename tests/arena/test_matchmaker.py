@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 from ladders import GAME, Bench
 
-from harena.arena import matchmaker as module
-from harena.arena import pairing, roster
-from harena.arena.models import Conflict, EnvironmentKind, JobState, MatchKind, MatchState
-from harena.arena.store import Notice
+from harena.arena.db.models import Conflict, EnvironmentKind, JobState, MatchKind, MatchState
+from harena.arena.db.store import Notice
+from harena.arena.ladder import matchmaker as module
+from harena.arena.ladder import pairing, roster
 
 
 @pytest.fixture

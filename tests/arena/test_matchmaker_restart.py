@@ -8,15 +8,15 @@ import sys
 import time
 
 from harena.arena.arena import Arena
-from harena.arena.models import MatchState
-from harena.arena.rebuild import rebuild
+from harena.arena.db.models import MatchState
+from harena.arena.ladder.rebuild import rebuild
 from harena.arena.settings import Settings
 
 RPS = "rps-v1"
 SERVE = """
 import sys, time
 from harena.arena.arena import Arena
-from harena.arena.intake import Upload
+from harena.arena.submissions.intake import Upload
 from harena.arena.settings import Settings
 
 with Arena(Settings.from_env(sys.argv[1], {})) as arena:

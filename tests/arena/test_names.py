@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harena.arena.models import has_mark, marked, name_text, unmarked, unseen
+from harena.arena.db.models import has_mark, marked, name_text, unmarked, unseen
+from harena.arena.db.store import Store
 from harena.arena.settings import EnvironmentSettings
-from harena.arena.store import Store
 from harena.errors import SpecError
 
 DECEIVING = {

@@ -8,8 +8,8 @@ import zipfile
 
 import pytest
 
-from harena.arena.package import PackageError, pack, unpack, zip_of
-from harena.arena.script import ScriptCode
+from harena.arena.submissions.package import PackageError, pack, unpack, zip_of
+from harena.arena.submissions.script import ScriptCode
 from harena.match.result import AgentCode
 
 FILES = {"agent.py": b"def act(o): return 0\n", "net/w.bin": bytes(range(256)), "manifest.json": b"{}", "zoë.txt": b""}

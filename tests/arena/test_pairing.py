@@ -8,9 +8,9 @@ from collections import Counter, deque
 
 import pytest
 
-from harena.arena import ratings
-from harena.arena.pairing import Candidate, Pairing, Reason, Rules, bench_rule, choose
-from harena.arena.ratings import Rating
+from harena.arena.ladder import ratings
+from harena.arena.ladder.pairing import Candidate, Pairing, Reason, Rules, bench_rule, choose
+from harena.arena.ladder.ratings import Rating
 from harena.errors import SpecError
 from harena.match.result import SeatStatus
 

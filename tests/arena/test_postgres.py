@@ -15,18 +15,18 @@ from killable import Server, until
 
 pytest.importorskip("gymnasium")
 
-from harena.arena import database
 from harena.arena.arena import Arena
-from harena.arena.database import DatabaseInUse
-from harena.arena.files import FileStore
-from harena.arena.intake import Upload
-from harena.arena.jobs import Queue
-from harena.arena.models import EnvironmentKind, JobState, MatchState, State, StoreError
-from harena.arena.rebuild import rebuild
+from harena.arena.db import database
+from harena.arena.db.database import DatabaseInUse
+from harena.arena.db.files import FileStore
+from harena.arena.db.models import EnvironmentKind, JobState, MatchState, State, StoreError
+from harena.arena.db.store import Outcome, Store
+from harena.arena.ladder.rebuild import rebuild
+from harena.arena.ladder.standings import Standings
+from harena.arena.queue.jobs import Queue
 from harena.arena.settings import Settings
-from harena.arena.standings import Standings
-from harena.arena.store import Outcome, Store
-from harena.arena.submissions import Submissions
+from harena.arena.submissions.intake import Upload
+from harena.arena.submissions.service import Submissions
 from harena.errors import BackendUnavailable, SpecError
 
 SOON_S = 30.0
@@ -86,7 +86,7 @@ def test_an_event_that_is_committed_late_is_not_missed(store, other):
 
 PUBLISHER = """
 import sys
-from harena.arena.store import Store
+from harena.arena.db.store import Store
 store = Store(sys.argv[1])
 sys.stdin.readline()
 for n in range(30):
@@ -177,7 +177,7 @@ def test_a_text_that_no_row_can_have_is_the_callers_error(store):
 
 HOLDER = """
 import sys
-from harena.arena.store import Store
+from harena.arena.db.store import Store
 store = Store(sys.argv[1])
 store.hold()
 print("held", flush=True)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harena.arena.ratings import (
+from harena.arena.ladder.ratings import (
     MEAN,
     SCALE,
     Board,

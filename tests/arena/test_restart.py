@@ -12,16 +12,16 @@ from killable import Server, until
 
 pytest.importorskip("gymnasium")
 
-from harena.arena import models
-from harena.arena.files import FileStore
-from harena.arena.intake import Upload
-from harena.arena.jobs import Queue
+from harena.arena.db import models
+from harena.arena.db.files import FileStore
+from harena.arena.db.models import EnvironmentKind, JobState, Kind, MatchState, State
+from harena.arena.db.store import Sort, Store
+from harena.arena.ladder.rebuild import rebuild
 from harena.arena.lock import FolderInUse, FolderLock
-from harena.arena.models import EnvironmentKind, JobState, Kind, MatchState, State
-from harena.arena.rebuild import rebuild
+from harena.arena.queue.jobs import Queue
 from harena.arena.settings import Settings
-from harena.arena.store import Sort, Store
-from harena.arena.submissions import Submissions
+from harena.arena.submissions.intake import Upload
+from harena.arena.submissions.service import Submissions
 
 ENV = "CartPole-v1"
 AGENT = "def act(observation): return {number} % 2\n"

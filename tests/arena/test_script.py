@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from harena.arena import script
-from harena.arena.evaluate import Cancelled, Status
-from harena.arena.script import LIMITS, ScriptCode, ScriptRun, read_report, run
+from harena.arena.submissions import script
+from harena.arena.submissions.evaluate import Cancelled, Status
+from harena.arena.submissions.script import LIMITS, ScriptCode, ScriptRun, read_report, run
 from harena.errors import SpecError
 from harena.sandbox.pool import SandboxPool
 from harena.sandbox.spec import Limits

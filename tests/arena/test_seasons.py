@@ -7,9 +7,7 @@ import itertools
 import pytest
 from ladders import GAME, Bench
 
-from harena.arena import evaluate, roster
-from harena.arena.fold import Fold
-from harena.arena.models import (
+from harena.arena.db.models import (
     Board,
     Conflict,
     EnvironmentKind,
@@ -20,8 +18,11 @@ from harena.arena.models import (
     State,
     TournamentState,
 )
-from harena.arena.rebuild import rebuild
-from harena.arena.store import Outcome, Quota
+from harena.arena.db.store import Outcome, Quota
+from harena.arena.ladder import roster
+from harena.arena.ladder.fold import Fold
+from harena.arena.ladder.rebuild import rebuild
+from harena.arena.submissions import evaluate
 
 POLE = "CartPole-v1"
 

@@ -9,12 +9,13 @@ import pytest
 import sqlalchemy as sa
 from ladders import GAME, Bench
 
-from harena.arena import fold as fold_module
-from harena.arena import models, ratings, roster
-from harena.arena.fold import Fold
-from harena.arena.models import MatchKind, MatchState
-from harena.arena.rebuild import rebuild
-from harena.arena.store import Filter, Sort
+from harena.arena.db import models
+from harena.arena.db.models import MatchKind, MatchState
+from harena.arena.db.store import Filter, Sort
+from harena.arena.ladder import fold as fold_module
+from harena.arena.ladder import ratings, roster
+from harena.arena.ladder.fold import Fold
+from harena.arena.ladder.rebuild import rebuild
 
 
 @pytest.fixture

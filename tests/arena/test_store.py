@@ -6,8 +6,8 @@ import threading
 import pytest
 from entries import ENV, ranked, started, submit
 
-from harena.arena import models
-from harena.arena.models import (
+from harena.arena.db import models
+from harena.arena.db.models import (
     Conflict,
     EnvironmentKind,
     Event,
@@ -18,7 +18,7 @@ from harena.arena.models import (
     State,
     transition,
 )
-from harena.arena.store import Filter, Outcome, Quota
+from harena.arena.db.store import Filter, Outcome, Quota
 from harena.errors import SpecError
 
 HOSTILE = [

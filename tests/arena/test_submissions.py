@@ -13,14 +13,8 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from harena.arena import jobs as jobs_module
-from harena.arena import submissions as module
-from harena.arena import workers as workers_module
-from harena.arena.evaluate import EvaluationVoid, commitment, seeds
-from harena.arena.files import FileStore
-from harena.arena.intake import IntakeError, Upload
-from harena.arena.jobs import Queue
-from harena.arena.models import (
+from harena.arena.db.files import FileStore
+from harena.arena.db.models import (
     ACTIVE,
     Busy,
     Conflict,
@@ -32,14 +26,20 @@ from harena.arena.models import (
     QuotaExceeded,
     State,
 )
+from harena.arena.db.store import Quota, Store
+from harena.arena.queue import jobs as jobs_module
+from harena.arena.queue import workers as workers_module
+from harena.arena.queue.jobs import Queue
+from harena.arena.queue.workers import Workers
 from harena.arena.settings import Settings
-from harena.arena.store import Quota, Store
-from harena.arena.submissions import Submissions
-from harena.arena.workers import Workers
+from harena.arena.submissions import service as module
+from harena.arena.submissions.evaluate import EvaluationVoid, commitment, seeds
+from harena.arena.submissions.intake import IntakeError, Upload
+from harena.arena.submissions.service import Submissions
 from harena.errors import BoxLost, Retry, SpecError
-from harena.match.replay import Replay
+from harena.match.replay.replay import Replay
 from harena.match.result import AgentCode
-from harena.match.runner import Runner
+from harena.match.run.runner import Runner
 
 POLE, TIC, OTHER = "CartPole-v1", "tictactoe-v1", "my-simulator"
 AGENT = b"print('hello')\ndef act(observation): return int(observation[2] > 0)\n"

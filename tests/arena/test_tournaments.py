@@ -8,10 +8,10 @@ import json
 import pytest
 from ladders import GAME, Bench
 
-from harena.arena import tournaments as module
-from harena.arena.fold import Fold
-from harena.arena.models import Conflict, EnvironmentKind, MatchKind, MatchState, NotFound, TournamentState
-from harena.arena.tournaments import FORMATS, Tournaments
+from harena.arena.db.models import Conflict, EnvironmentKind, MatchKind, MatchState, NotFound, TournamentState
+from harena.arena.ladder import tournaments as module
+from harena.arena.ladder.fold import Fold
+from harena.arena.ladder.tournaments import FORMATS, Tournaments
 from harena.errors import SpecError
 
 FINISHED, RUNNING, CANCELLED = TournamentState.FINISHED, TournamentState.RUNNING, TournamentState.CANCELLED
@@ -141,7 +141,7 @@ def test_it_can_be_cancelled_and_stays_so(bench):
 
 
 def test_the_top_of_the_ladder_is_seeded_by_its_place_without_the_benched(bench):
-    from harena.arena import roster
+    from harena.arena.ladder import roster
 
     agents = [bench.enter(f"owner{n}") for n in range(5)]
     for better, worse in itertools.pairwise(agents):

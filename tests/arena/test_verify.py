@@ -8,17 +8,18 @@ import time
 import pytest
 
 from harena import cli
-from harena.arena import models, roster
 from harena.arena.arena import Arena
-from harena.arena.intake import Upload
+from harena.arena.db import models
+from harena.arena.db.models import Board, EnvironmentKind, MatchKind, MatchState, Scope, State
+from harena.arena.ladder import roster
+from harena.arena.ladder.rebuild import rebuild
 from harena.arena.lock import FolderInUse
-from harena.arena.models import Board, EnvironmentKind, MatchKind, MatchState, Scope, State
-from harena.arena.rebuild import rebuild
 from harena.arena.settings import Settings
-from harena.arena.verify import Verdict, Verifier
+from harena.arena.submissions.intake import Upload
+from harena.arena.submissions.verify import Verdict, Verifier
 from harena.errors import SpecError
 from harena.match.registry import UnknownGame
-from harena.match.replay import Replay
+from harena.match.replay.replay import Replay
 
 RPS, POLE = "rps-v1", "CartPole-v1"
 SOON_S = 60.0

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from harena.arena import jobs as jobs_module
-from harena.arena import workers as module
-from harena.arena.evaluate import Cancelled, EvaluationVoid
-from harena.arena.jobs import Queue
-from harena.arena.models import Conflict, JobState
-from harena.arena.store import Store
-from harena.arena.workers import TryAgain, Workers
+from harena.arena.db.models import Conflict, JobState
+from harena.arena.db.store import Store
+from harena.arena.queue import jobs as jobs_module
+from harena.arena.queue import workers as module
+from harena.arena.queue.jobs import Queue
+from harena.arena.queue.workers import TryAgain, Workers
+from harena.arena.submissions.evaluate import Cancelled, EvaluationVoid
 from harena.errors import BoxLost, HarenaError, Retry, SpecError
 
 SOON_S = 10.0

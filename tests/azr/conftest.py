@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from harena.azr.executor import Bounds
-from harena.azr.verify import Settings, Verifier
+from harena.azr.check.executor import Bounds
+from harena.azr.check.verify import Settings, Verifier
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harena.azr import prompts
-from harena.azr.engine import Completion, OnDone, Request, Rollout, Sampling, Update
-from harena.azr.tasks import InductionTask, Kind, Role, Triplet
+from harena.azr.engines.protocol import Completion, OnDone, Request, Rollout, Sampling, Update
+from harena.azr.tasks import prompts
+from harena.azr.tasks.kinds import InductionTask, Kind, Role, Triplet
 
 TASKS = tuple(
     Triplet(program=program, input=given, output=output)

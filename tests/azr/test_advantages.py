@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harena.azr.advantages import EPSILON, gae, hierarchical, rae, single, trr, whiten
+from harena.azr.learn.advantages import EPSILON, gae, hierarchical, rae, single, trr, whiten
 
 SIX = [f"{role}/{kind}" for role in ("propose", "solve") for kind in ("deduction", "abduction", "induction")]
 batches = st.lists(st.tuples(st.floats(-1, 1), st.sampled_from(SIX), st.integers(1, 50)), min_size=1, max_size=60)

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from harena.azr import buffer, cli, evaluate, journal, run, show, suite
-from harena.azr.buffer import Entry
-from harena.azr.engine import Completion, Request, Sampling
-from harena.azr.scores import Score
-from harena.azr.tasks import InductionTask, Kind, Proposal, Triplet
-from harena.azr.verify import Settings
+from harena.azr import cli, run
+from harena.azr.check.verify import Settings
+from harena.azr.engines.protocol import Completion, Request, Sampling
+from harena.azr.report import evaluate, journal, show
+from harena.azr.report.scores import Score
+from harena.azr.tasks import buffer, suite
+from harena.azr.tasks.buffer import Entry
+from harena.azr.tasks.kinds import InductionTask, Kind, Proposal, Triplet
 
 torch = pytest.importorskip("torch")
 Capture = pytest.CaptureFixture[str]
@@ -40,10 +42,10 @@ def harena(*words: str) -> int:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from harena.azr import weights
-    from harena.azr.model import Model
-    from harena.azr.pretrain import config_for
-    from harena.azr.tokenizer import ByteTokenizer
+    from harena.azr.model import weights
+    from harena.azr.model.decoder import Model
+    from harena.azr.model.pretrain import config_for
+    from harena.azr.model.tokenizer import ByteTokenizer
 
     codec = ByteTokenizer()
     path = tmp_path_factory.mktemp("model") / "random.safetensors"
@@ -219,7 +221,7 @@ def test_a_missing_package_is_named_with_its_extra(
     capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setitem(sys.modules, "harena.azr.torch_engine", None)
+    monkeypatch.setitem(sys.modules, "harena.azr.engines.torch_engine", None)
     assert harena("train", "--out", str(tmp_path / "run")) == cli.UNAVAILABLE
     assert "pip install 'harena[azr]'" in capfd.readouterr().err
 
@@ -311,7 +313,7 @@ def test_tasks_can_be_collected_from_a_server_without_learning(
             on_done(index, groups[-1])
         return groups
 
-    monkeypatch.setattr("harena.azr.openai_engine.OpenAIEngine.generate", said)
+    monkeypatch.setattr("harena.azr.engines.openai_engine.OpenAIEngine.generate", said)
     server = ["--engine", "openai", "--server", "http://127.0.0.1:9/v1", "--model", "m"]
     assert harena("propose", "--out", str(tmp_path / "tasks"), "--count", "4", "--rounds", "2", *server) == 0
     out = capfd.readouterr().out

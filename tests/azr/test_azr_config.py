@@ -7,7 +7,7 @@ import pytest
 
 from harena.azr import config, options
 from harena.azr.config import Algorithm, Config
-from harena.azr.tasks import Kind
+from harena.azr.tasks.kinds import Kind
 from harena.errors import SpecError
 
 

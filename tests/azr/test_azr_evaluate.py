@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from harena.azr import evaluate, literals, prompts, public_sets, scores, suite
-from harena.azr.engine import Completion, OnDone, Request, Sampling
-from harena.azr.evaluate import How
-from harena.azr.public_sets import CodeItem, SetUnavailable
-from harena.azr.suite import Item
-from harena.azr.tasks import Answer, InductionTask, Kind, Triplet
-from harena.azr.verify import Attempt, Verifier
+from harena.azr.check.verify import Attempt, Verifier
+from harena.azr.engines.protocol import Completion, OnDone, Request, Sampling
+from harena.azr.report import evaluate, scores
+from harena.azr.report.evaluate import How
+from harena.azr.tasks import literals, prompts, public_sets, suite
+from harena.azr.tasks.kinds import Answer, InductionTask, Kind, Triplet
+from harena.azr.tasks.public_sets import CodeItem, SetUnavailable
+from harena.azr.tasks.suite import Item
 from harena.errors import SpecError
 from harena.sandbox.pool import SandboxPool
 

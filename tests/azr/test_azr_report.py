@@ -12,9 +12,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harena.azr import plot, report
-from harena.azr.journal import Journal
-from harena.azr.plot import Point
+from harena.azr.report import html as report
+from harena.azr.report import plot
+from harena.azr.report.journal import Journal
+from harena.azr.report.plot import Point
 
 KINDS = ("deduction", "abduction", "induction")
 HOSTILE = "def f(a):\n    return '</pre><script>document.title = \"owned\"</script><img src=x onerror=alert(1)>' \x1b[2J\u202e"

@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 from scripted import ScriptedEngine
 
-from harena.azr import buffer, checkpoint, config, journal, metrics, run, show, suite
+from harena.azr import checkpoint, config, run
 from harena.azr.checkpoint import BadCheckpoint
 from harena.azr.config import Config
-from harena.azr.engine import Rollout, Update
-from harena.azr.tasks import Kind
+from harena.azr.engines.protocol import Rollout, Update
+from harena.azr.learn import metrics
+from harena.azr.report import journal, show
+from harena.azr.tasks import buffer, suite
+from harena.azr.tasks.kinds import Kind
 from harena.errors import HarenaError, SpecError
 
 
@@ -251,7 +254,7 @@ def test_a_name_that_is_no_path_is_looked_up_and_what_fails_is_said(
         return str(tmp_path)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=found))
-    weights = pytest.importorskip("harena.azr.weights")
+    weights = pytest.importorskip("harena.azr.model.weights")
     with pytest.raises(SpecError, match=r"no config.json in"):
         weights.load("some/model")
     with pytest.raises(SpecError, match=r"'no/model' is neither a path nor to be had from the hub: 404"):

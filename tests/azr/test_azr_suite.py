@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from harena.azr import programs, suite
-from harena.azr.tasks import InductionTask, Kind, program_digest
+from harena.azr.tasks import programs, suite
+from harena.azr.tasks.kinds import InductionTask, Kind, program_digest
 from harena.errors import SpecError
 
 

@@ -7,10 +7,10 @@ import tracemalloc
 
 import pytest
 
-from harena.azr.executor import Bounds, Executor, Job, Status
-from harena.azr.plain import is_plain, nodes_of
-from harena.azr.tasks import Answer, InductionTask, Kind, Proposal, Triplet
-from harena.azr.verify import Attempt, Checked, Validation, Verdict, Verifier, check_program
+from harena.azr.check.executor import Bounds, Executor, Job, Status
+from harena.azr.check.plain import is_plain, nodes_of
+from harena.azr.check.verify import Attempt, Checked, Validation, Verdict, Verifier, check_program
+from harena.azr.tasks.kinds import Answer, InductionTask, Kind, Proposal, Triplet
 from harena.errors import SpecError
 
 

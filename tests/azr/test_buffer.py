@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harena.azr import buffer, tasks
-from harena.azr.buffer import BadBuffer, Buffer, Buffers
-from harena.azr.tasks import InductionTask, Kind, Triplet
+from harena.azr.tasks import buffer
+from harena.azr.tasks import kinds as tasks
+from harena.azr.tasks.buffer import BadBuffer, Buffer, Buffers
+from harena.azr.tasks.kinds import InductionTask, Kind, Triplet
 from harena.errors import SpecError
 
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from harena.azr import diversity
+from harena.azr.tasks import diversity
 
 IDENTITY = "def f(a):\n    return a"
 RENAMED = "def f(x):  # the same\n    return x\n"

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import pytest
 
-from harena.azr import literals, prompts
-from harena.azr.tasks import Answer, FormatError, InductionTask, Kind, Proposal, Triplet
-from harena.azr.verify import Attempt, Verdict, Verifier
+from harena.azr.check.verify import Attempt, Verdict, Verifier
+from harena.azr.tasks import literals, prompts
+from harena.azr.tasks.kinds import Answer, FormatError, InductionTask, Kind, Proposal, Triplet
 
 FUNCTIONS: dict[str, Callable[[int], object]] = {
     "def f(x):\n    return x * 2 + 1": lambda x: x * 2 + 1,

@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from harena.azr import gguf, weights
-from harena.azr.model import Model, ModelConfig, from_hf_state
-from harena.azr.tokenizer import ByteTokenizer
+from harena.azr.model import gguf, weights
+from harena.azr.model.decoder import Model, ModelConfig, from_hf_state
+from harena.azr.model.tokenizer import ByteTokenizer
 from harena.errors import SpecError
 
 RNG = np.random.default_rng(11)

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from harena.azr.executor import Bounds, Executor, Job
-from harena.azr.tasks import Answer, InductionTask, Kind, Proposal, Triplet
-from harena.azr.verify import Attempt, Grade, Validation, Verdict, Verifier, check_program
+from harena.azr.check.executor import Bounds, Executor, Job
+from harena.azr.check.verify import Attempt, Grade, Validation, Verdict, Verifier, check_program
+from harena.azr.tasks.kinds import Answer, InductionTask, Kind, Proposal, Triplet
 
 HONEST = "def f(x):\n    return len([x]) + x"
 ROOT = "import math\ndef f(x):\n    return math.sqrt(x)"

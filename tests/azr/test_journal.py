@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harena.azr import journal
-from harena.azr.journal import Journal
+from harena.azr.report import journal
+from harena.azr.report.journal import Journal
 
 
 class Kept:

@@ -9,14 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
-from torch.nn import functional as F  # noqa: E402
+from torch.nn import functional as F
 
-from harena.azr import decode, kernels, lean  # noqa: E402
-from harena.azr import model as m  # noqa: E402
-from harena.azr.engine import Completion, Request, Rollout, Sampling, Update  # noqa: E402
-from harena.azr.tasks import Kind, Role  # noqa: E402
-from harena.azr.tokenizer import ByteTokenizer  # noqa: E402
-from harena.azr.torch_engine import TorchEngine  # noqa: E402
+from harena.azr.engines.protocol import Completion, Request, Rollout, Sampling, Update
+from harena.azr.engines.torch_engine import TorchEngine
+from harena.azr.model import decode, kernels, lean
+from harena.azr.model import decoder as m
+from harena.azr.model.tokenizer import ByteTokenizer
+from harena.azr.tasks.kinds import Kind, Role
 
 CODEC = ByteTokenizer()
 SHAPE = m.ModelConfig(vocab=CODEC.vocab, width=36, layers=2, heads=6, kv_heads=2, head_dim=10, feed=45)

@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
-from harena.azr import kernels, lean  # noqa: E402
-from harena.azr import model as m  # noqa: E402
+from harena.azr.model import decoder as m
+from harena.azr.model import kernels, lean
 
 SHAPES = [
     m.ModelConfig(vocab=61, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, feed=48),

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from harena.azr.executor import Bounds, Executor, Job, Status
-from harena.azr.tasks import Answer, InductionTask, Kind, Proposal, Triplet
-from harena.azr.verify import Attempt, Verdict, Verifier, check_program
+from harena.azr.check.executor import Bounds, Executor, Job, Status
+from harena.azr.check.verify import Attempt, Verdict, Verifier, check_program
+from harena.azr.tasks.kinds import Answer, InductionTask, Kind, Proposal, Triplet
 
 SWALLOWS = {
     "bare except": "    try:\n        while x != 0:\n            x -= 2\n        return 0\n    except:\n        return -1",

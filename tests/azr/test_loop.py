@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from scripted import ScriptedEngine
 
-from harena.azr import checkpoint, config, prompts
+from harena.azr import checkpoint, config
+from harena.azr.check.verify import Verdict, Verifier
 from harena.azr.checkpoint import Checkpoint
 from harena.azr.config import AdvantageConfig, Algorithm, Baseline, BufferConfig, Config, PromptConfig, RewardConfig
-from harena.azr.engine import Completion, OnDone, Request, Sampling, Update
+from harena.azr.engines.protocol import Completion, OnDone, Request, Sampling, Update
 from harena.azr.loop import Iteration, Trainer
-from harena.azr.tasks import Answer, FormatError, Kind, Proposal, Role, Triplet
-from harena.azr.verify import Verdict, Verifier
+from harena.azr.tasks import prompts
+from harena.azr.tasks.kinds import Answer, FormatError, Kind, Proposal, Role, Triplet
 from harena.errors import SpecError
 
 SMALL = Config(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from harena.azr.executor import IN_FLIGHT, STRAGGLERS, Bounds, Executor, Job, Outcome, Status, stragglers_for
-from harena.azr.plain import is_plain, nodes_of
+from harena.azr.check.executor import IN_FLIGHT, STRAGGLERS, Bounds, Executor, Job, Outcome, Status, stragglers_for
+from harena.azr.check.plain import is_plain, nodes_of
 
 COUNT = 6
 """Of each program in a bundle: enough for an honest one to come after a hostile one on both sides."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from harena.azr import openai_engine
-from harena.azr.engine import Completion, Request, Sampling, Update
-from harena.azr.openai_engine import LearningRefused, OpenAIEngine, ServerError, ServerSettings
+from harena.azr.engines import openai_engine
+from harena.azr.engines.openai_engine import LearningRefused, OpenAIEngine, ServerError, ServerSettings
+from harena.azr.engines.protocol import Completion, Request, Sampling, Update
 from harena.errors import SpecError
 
 Answer = tuple[int, Any]

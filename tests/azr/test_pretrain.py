@@ -9,11 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
-from harena.azr import pretrain, weights  # noqa: E402
-from harena.azr.corpus import Stream, Workers, pad  # noqa: E402
-from harena.azr.model import Model  # noqa: E402
-from harena.azr.tokenizer import ByteTokenizer  # noqa: E402
-from harena.errors import SpecError  # noqa: E402
+from harena.azr.model import pretrain, weights
+from harena.azr.model.decoder import Model
+from harena.azr.model.tokenizer import ByteTokenizer
+from harena.azr.tasks.corpus import Stream, Workers, pad
+from harena.errors import SpecError
 
 FEW = pretrain.PretrainSettings(
     size="tiny", steps=6, micro_tokens=512, micro_batches=1, warmup_steps=2, learning_rate=3e-3

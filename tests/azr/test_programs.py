@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from harena.azr import programs
-from harena.azr.corpus import Documents, Mix, Stream, as_task
-from harena.azr.prompts import parse_propose, parse_solve
-from harena.azr.tasks import FormatError, InductionTask, Kind, Role, Triplet
+from harena.azr.tasks import programs
+from harena.azr.tasks.corpus import Documents, Mix, Stream, as_task
+from harena.azr.tasks.kinds import FormatError, InductionTask, Kind, Role, Triplet
+from harena.azr.tasks.prompts import parse_propose, parse_solve
 from harena.errors import SpecError
 
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from harena.azr import prompts
-from harena.azr.prompts import COMPACT, PAPER
-from harena.azr.tasks import Answer, FormatError, InductionTask, Kind, Proposal, Role, Triplet
+from harena.azr.tasks import prompts
+from harena.azr.tasks.kinds import Answer, FormatError, InductionTask, Kind, Proposal, Role, Triplet
+from harena.azr.tasks.prompts import COMPACT, PAPER
 from harena.errors import SpecError
 
 TASK = Triplet(program="def f(x, s):\n    y = x + 1\n    return s * y", input="1, 'ab'", output="'abab'")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harena.azr.rewards import Learnability, learnability, propose_reward, solve_reward
+from harena.azr.check.rewards import Learnability, learnability, propose_reward, solve_reward
 
 shares = st.floats(0, 1)
 

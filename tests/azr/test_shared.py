@@ -8,13 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
-from harena.azr import decode, kernels  # noqa: E402
-from harena.azr.engine import Completion, Request, Sampling  # noqa: E402
-from harena.azr.model import Model, ModelConfig  # noqa: E402
-from harena.azr.seats import Job, is_worth_sharing  # noqa: E402
-from harena.azr.shared import SharedPrompts  # noqa: E402
-from harena.azr.tokenizer import ByteTokenizer  # noqa: E402
-from harena.azr.torch_engine import TorchEngine  # noqa: E402
+from harena.azr.engines.protocol import Completion, Request, Sampling
+from harena.azr.engines.torch_engine import TorchEngine
+from harena.azr.model import decode, kernels
+from harena.azr.model.decoder import Model, ModelConfig
+from harena.azr.model.seats import Job, is_worth_sharing
+from harena.azr.model.shared import SharedPrompts
+from harena.azr.model.tokenizer import ByteTokenizer
 
 CODEC = ByteTokenizer()
 SHAPE = ModelConfig(vocab=CODEC.vocab, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, feed=48)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harena.azr import literals, tasks
-from harena.azr.literals import LiteralError
-from harena.azr.tasks import InductionTask
+from harena.azr.tasks import kinds as tasks
+from harena.azr.tasks import literals
+from harena.azr.tasks.kinds import InductionTask
+from harena.azr.tasks.literals import LiteralError
 
 SAME = (
     ("def f(x):\n    return x + 1", "def f(value):\n  return value+1  # adds"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harena.azr.tokenizer import ByteTokenizer, HfTokenizer
+from harena.azr.model.tokenizer import ByteTokenizer, HfTokenizer
 from harena.errors import SpecError
 
 CODEC = ByteTokenizer()

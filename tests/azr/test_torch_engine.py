@@ -12,17 +12,19 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
-from harena.azr import decode, engines, flash, kernels, torch_engine  # noqa: E402
-from harena.azr.config import EngineConfig  # noqa: E402
-from harena.azr.engine import Completion, Request, Rollout, Sampling, Update  # noqa: E402
-from harena.azr.learner import LearnSettings, token_stats  # noqa: E402
-from harena.azr.model import Model, ModelConfig  # noqa: E402
-from harena.azr.optimizer import MasterAdamW  # noqa: E402
-from harena.azr.stops import Stops  # noqa: E402
-from harena.azr.tasks import Kind, Role  # noqa: E402
-from harena.azr.tokenizer import ByteTokenizer  # noqa: E402
-from harena.azr.torch_engine import TorchEngine  # noqa: E402
-from harena.errors import SpecError  # noqa: E402
+from harena.azr.config import EngineConfig
+from harena.azr.engines import registry as engines
+from harena.azr.engines import torch_engine
+from harena.azr.engines.protocol import Completion, Request, Rollout, Sampling, Update
+from harena.azr.engines.torch_engine import TorchEngine
+from harena.azr.learn.learner import LearnSettings, token_stats
+from harena.azr.learn.optimizer import MasterAdamW
+from harena.azr.model import decode, flash, kernels
+from harena.azr.model.decoder import Model, ModelConfig
+from harena.azr.model.stops import Stops
+from harena.azr.model.tokenizer import ByteTokenizer
+from harena.azr.tasks.kinds import Kind, Role
+from harena.errors import SpecError
 
 CODEC = ByteTokenizer()
 SHAPE = ModelConfig(vocab=CODEC.vocab, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, feed=48)
@@ -255,7 +257,7 @@ def test_a_value_head_says_one_value_a_token_and_learns() -> None:
 
 
 def test_logits_in_turns_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harena.azr import learner
+    from harena.azr.learn import learner
 
     made = model()
     hidden = made.hidden(torch.arange(30)[None])[0]
@@ -285,7 +287,7 @@ def test_wrong_calls_are_refused() -> None:
 
 
 def test_an_engine_is_built_from_names(tmp_path: Any) -> None:
-    from harena.azr import weights
+    from harena.azr.model import weights
 
     weights.save(tmp_path / "m.safetensors", model(), CODEC, form="bf16")
     made = torch_engine.build(
@@ -297,7 +299,7 @@ def test_an_engine_is_built_from_names(tmp_path: Any) -> None:
 
 
 def test_without_a_gpu_attention_is_the_plain_one() -> None:
-    from harena.azr.model import attend_row
+    from harena.azr.model.decoder import attend_row
 
     assert flash.best(SHAPE, torch.device("cpu"), torch.bfloat16) is attend_row
 

@@ -15,9 +15,11 @@ import pytest
 import trl_worker
 from trl_worker import settings
 
-from harena.azr import advantages, journal, trl_engine, trl_writer
-from harena.azr.engine import Completion, Request, Rollout, Sampling
-from harena.azr.tasks import Kind, Role
+from harena.azr.engines import trl_engine, trl_writer
+from harena.azr.engines.protocol import Completion, Request, Rollout, Sampling
+from harena.azr.learn import advantages
+from harena.azr.report import journal
+from harena.azr.tasks.kinds import Kind, Role
 from harena.errors import SpecError
 
 pytest.importorskip("trl", reason="trl is not installed: pip install trl")
@@ -257,9 +259,9 @@ def test_the_command_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest
     import torch
 
     from harena import cli
-    from harena.azr import weights
-    from harena.azr.model import Model, ModelConfig
-    from harena.azr.tokenizer import ByteTokenizer
+    from harena.azr.model import weights
+    from harena.azr.model.decoder import Model, ModelConfig
+    from harena.azr.model.tokenizer import ByteTokenizer
 
     torch.manual_seed(0)
     codec = ByteTokenizer()

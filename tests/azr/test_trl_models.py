@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harena.azr import trl_models, weights
-from harena.azr.tokenizer import ByteTokenizer
+from harena.azr.engines import trl_models
+from harena.azr.model import weights
+from harena.azr.model.tokenizer import ByteTokenizer
 from harena.errors import SpecError
 
 pytest.importorskip("trl", reason="trl is not installed: pip install 'harena[trl]'")
@@ -32,7 +33,7 @@ def test_text_is_spelled_as_our_tokenizer_spells_it(text: str) -> None:
 def test_our_model_computes_the_same_and_comes_back(tmp_path: Path, tied: bool) -> None:
     import torch
 
-    from harena.azr.model import Model, ModelConfig
+    from harena.azr.model.decoder import Model, ModelConfig
 
     codec = ByteTokenizer()
     torch.manual_seed(0)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import trl_worker
 
-from harena.azr import advantages, journal, trl_engine
+from harena.azr.engines import trl_engine
+from harena.azr.learn import advantages
+from harena.azr.report import journal
 
 pytest.importorskip("trl", reason="trl is not installed: pip install 'harena[trl]'")
 pytestmark = [

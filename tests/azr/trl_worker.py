@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from harena.azr import config as configs
-from harena.azr import trl_engine, trl_writer
 from harena.azr.config import Config
+from harena.azr.engines import trl_engine, trl_writer
 from harena.azr.loop import Trainer
 
 SETTINGS: dict[str, Any] = {

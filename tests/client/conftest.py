@@ -12,7 +12,7 @@ from client_world import CARTPOLE, FIRST_FREE, LAST_FREE, LEFT, SLOW, TICTACTOE,
 
 from harena.api.app import create_app
 from harena.arena.arena import Arena
-from harena.arena.models import Scope
+from harena.arena.db.models import Scope
 from harena.arena.settings import Settings
 from harena.client import ArenaClient
 

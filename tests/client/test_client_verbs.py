@@ -11,7 +11,7 @@ import pytest
 from client_world import CARTPOLE, LEANING, LEFT, TICTACTOE
 
 from harena.client import ArenaClient, ArenaError, Unreachable, WaitTimeout
-from harena.match.replay import Replay
+from harena.match.replay.replay import Replay
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,9 @@ from leaks import alive, boxes_of, descendants, descriptors, keepers, leaked, re
 pytest.importorskip("torch")
 
 from harena.azr import config as configs
-from harena.azr import engines, run, weights
+from harena.azr import run
+from harena.azr.engines import registry as engines
+from harena.azr.model import weights
 
 ITERATIONS = int(os.environ.get("HARENA_SOAK_ITERATIONS", "200"))
 WARM = ITERATIONS // 5

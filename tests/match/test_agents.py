@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harena.match import agents
-from harena.match.agents import AgentError, ArchiveLimits
+from harena.match.agent import load as agents
+from harena.match.agent.load import AgentError, ArchiveLimits
 
 AGENT = b"class Agent:\n    def act(self, observation):\n        return 1\n"
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from harena.errors import StartTimeout
-from harena.match import contest
-from harena.match.contest import Contest, Finished, ahead, lockstep
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
-from harena.match.schedule import Pairing
-from harena.match.tournament import Fixed, SingleElimination, round_robin, series
+from harena.match.series import contest
+from harena.match.series.contest import Contest, Finished, ahead, lockstep
+from harena.match.series.schedule import Pairing
+from harena.match.series.tournament import Fixed, SingleElimination, round_robin, series
 
 NAMES = "abcdefgh"
 

@@ -24,9 +24,9 @@ import pytest
 from executor_client import FIRST_FREE, SLOW, Client, FakeRunner, request, until
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from harena.match import replay
 from harena.match.executor import config, server
 from harena.match.executor.pb import executor_pb2 as pb
+from harena.match.replay import replay
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from harena import SpecError
-from harena.match import lockstep, registry
-from harena.match.play import Rack, agent_seed, play
-from harena.match.replay import Replay
+from harena.match import registry
+from harena.match.replay.replay import Replay
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatStatus
+from harena.match.run import lockstep
+from harena.match.run.play import Rack, agent_seed, play
 
 DICE = """
 import random

@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from harena import cli, terminal
-from harena.match import cli as match_cli
-from harena.match import cli_match, cli_replay
-from harena.match.replay import Replay
+from harena.match.cli import commands as match_cli
+from harena.match.cli import match as cli_match
+from harena.match.cli import replay as cli_replay
+from harena.match.replay.replay import Replay
 
 COMMAND = [sys.executable, "-m", "harena.cli"]
 Capture = pytest.CaptureFixture[str]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harena.match import agents
-from harena.match.play import Rack, play
-from harena.match.replay import Replay
+from harena.match.agent import load as agents
+from harena.match.replay.replay import Replay
 from harena.match.result import Clock, MatchSpec, MatchStatus, SeatStatus
+from harena.match.run.play import Rack, play
 
 FOLDER = Path(__file__).parents[2] / "examples" / "agents"
 CASES = tomllib.loads((FOLDER / "misbehaving" / "expect.toml").read_text())

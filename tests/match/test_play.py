@@ -11,10 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from harena import SpecError
-from harena.match import agents, registry
-from harena.match.play import Rack, play
-from harena.match.replay import Replay, ReplayError
+from harena.match import registry
+from harena.match.agent import load as agents
+from harena.match.replay.replay import Replay, ReplayError
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatStatus
+from harena.match.run.play import Rack, play
 
 RANDOM = """
 import random

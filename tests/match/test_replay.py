@@ -16,10 +16,11 @@ import pytest
 import zstandard
 
 from harena.errors import HarenaError
-from harena.match import registry, replay, spaces
-from harena.match import replay_format as fmt
+from harena.match import registry, spaces
 from harena.match.game import BaseGame, Game, IllegalAction, Outcome
-from harena.match.replay import Recorder, Replay, ReplayError
+from harena.match.replay import format as fmt
+from harena.match.replay import replay
+from harena.match.replay.replay import Recorder, Replay, ReplayError
 
 BUILT_IN = ["connect_four-v1", "leduc-v1", "pong-v1", "rps-v1", "tictactoe-v1", "tron-v1"]
 

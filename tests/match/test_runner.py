@@ -14,7 +14,7 @@ import pytest
 
 from harena import SpecError
 from harena.match.result import AgentCode, Clock, MatchSpec, MatchStatus
-from harena.match.runner import Runner
+from harena.match.run.runner import Runner
 
 FIRST = b"def act(o): return next(c for c in range(7) if o[c] == 0)\n"
 STUCK = b"import time\ndef act(o): time.sleep(1000)\n"
@@ -103,7 +103,7 @@ def test_close_cancels_what_runs() -> None:
 
 def test_killed_runner_leaves_no_worker_behind() -> None:
     source = (
-        "import sys, time\nfrom harena.match.runner import Runner\n"
+        "import sys, time\nfrom harena.match.run.runner import Runner\n"
         "runner = Runner(workers=1)\nprint(runner._workers[0].process.pid, flush=True)\ntime.sleep(100)\n"
     )
     with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as host:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from leaks import alive, boxes_of, descendants, descriptors, keepers, leaked, settle, traces
 
 from harena.match.result import AgentCode, Clock, MatchSpec, MatchStatus, SeatStatus
-from harena.match.runner import Runner
+from harena.match.run.runner import Runner
 
 MATCHES = 1000
 HONEST = "def act(o): return next(c for c in range(7) if o[c] == 0)\n"

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harena.errors import SpecError
-from harena.match import schedule, tournament
-from harena.match.schedule import Pairing, Schedule
-from harena.match.tournament import DoubleElimination, Fixed, SingleElimination, Swiss, round_robin, series
+from harena.match.series import schedule, tournament
+from harena.match.series.schedule import Pairing, Schedule
+from harena.match.series.tournament import DoubleElimination, Fixed, SingleElimination, Swiss, round_robin, series
 
 Judge = Callable[[Pairing], dict[str, object]]
 quick = settings(max_examples=60, deadline=None)

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from harena.errors import BoxError
-from harena.match import agents, registry
+from harena.match import registry
+from harena.match.agent import load as agents
+from harena.match.agent.validate import Validation, in_words, validate
 from harena.match.result import Clock, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
-from harena.match.validate import Validation, in_words, validate
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 AGENT = b"def act(observation): return 3\n"

@@ -14,10 +14,10 @@ import uvicorn
 
 from harena.api.app import create_app
 from harena.arena.arena import Arena
-from harena.arena.intake import Upload
-from harena.arena.models import Scope, State
+from harena.arena.db.models import Scope, State
+from harena.arena.db.store import Quota
 from harena.arena.settings import Settings
-from harena.arena.store import Quota
+from harena.arena.submissions.intake import Upload
 
 ENV, LADDER = "CartPole-v1", "tictactoe-v1"
 FREE = "[cell for cell in range(9) if observation[cell] == 0]"

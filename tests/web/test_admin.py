@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from arenas import ENV, FIRST, LADDER
 
-from harena.arena import roster
-from harena.arena.models import KeyRefused, Scope
+from harena.arena.db.models import KeyRefused, Scope
+from harena.arena.ladder import roster
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import time
 import pytest
 from arenas import ENV, LADDER, SLOW, Site
 
-from harena.arena.models import Event, Kind
-from harena.arena.store import Outcome
+from harena.arena.db.models import Event, Kind
+from harena.arena.db.store import Outcome
 
 WATCH = """(() => {
   window.seen = {};

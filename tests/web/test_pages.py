@@ -6,8 +6,8 @@ import pytest
 from arenas import ENV, LADDER
 from driver import DESKTOP, PHONE
 
-from harena.arena.models import Event, Kind, Scope
-from harena.arena.store import Outcome
+from harena.arena.db.models import Event, Kind, Scope
+from harena.arena.db.store import Outcome
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from arenas import ENV, LADDER, LEAN
 
-from harena.arena.models import Scope
+from harena.arena.db.models import Scope
 
 RUNS = '<img src=x onerror="window.owned=1"><script>window.owned=1</script>'
 LINK = "javascript:window.owned=1"

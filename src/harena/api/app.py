@@ -11,20 +11,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 import harena
-from harena.api import (
-    auth,
-    contract,
-    errors,
-    exports,
-    pages,
-    v1_admin,
-    v1_boards,
-    v1_environments,
-    v1_events,
-    v1_matches,
-    v1_session,
-    v1_submissions,
-)
+from harena.api import auth, errors, pages
 from harena.api.auth import Sessions
 from harena.api.boards import Boards
 from harena.api.context import Api
@@ -34,6 +21,33 @@ from harena.api.metrics import Metrics
 from harena.api.middleware import LOOPBACK_NAMES, Gate
 from harena.api.queries import Queries
 from harena.api.replays import Replays
+from harena.api.routes import (
+    admin as v1_admin,
+)
+from harena.api.routes import (
+    boards as v1_boards,
+)
+from harena.api.routes import (
+    environments as v1_environments,
+)
+from harena.api.routes import (
+    events as v1_events,
+)
+from harena.api.routes import (
+    exports,
+)
+from harena.api.routes import (
+    legacy as contract,
+)
+from harena.api.routes import (
+    matches as v1_matches,
+)
+from harena.api.routes import (
+    session as v1_session,
+)
+from harena.api.routes import (
+    submissions as v1_submissions,
+)
 from harena.arena.arena import Arena
 
 DESCRIPTION = (

@@ -23,9 +23,9 @@ from starlette.responses import Response
 from harena.api.context import Api, get_api
 from harena.api.errors import ApiError
 from harena.api.middleware import SAFE
-from harena.arena.accounts import Key
-from harena.arena.models import MAX_NAME, KeyRefused, NotFound, Scope, has_mark, marked, unseen
-from harena.arena.records import Submission
+from harena.arena.db.accounts import Key
+from harena.arena.db.models import MAX_NAME, KeyRefused, NotFound, Scope, has_mark, marked, unseen
+from harena.arena.db.records import Submission
 
 COOKIE = "harena_session"
 SESSION_S = 12 * 3600.0

@@ -18,11 +18,12 @@ import msgspec
 from harena.api import views
 from harena.api.metrics import Metrics
 from harena.api.queries import Queries
-from harena.arena import draws, finals
-from harena.arena.accounts import Environment, Season
 from harena.arena.arena import Arena
-from harena.arena.models import Board, Kind, NotFound
-from harena.arena.records import Filter, Sort
+from harena.arena.db.accounts import Environment, Season
+from harena.arena.db.models import Board, Kind, NotFound
+from harena.arena.db.records import Filter, Sort
+from harena.arena.seasons import finals
+from harena.arena.submissions import draws
 
 KEEP_S = 2.0
 """What changes a board without an event, such as another process that freezes a season, is seen after this."""

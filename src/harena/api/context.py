@@ -17,8 +17,8 @@ from harena.api.metrics import Metrics
 from harena.api.queries import Queries
 from harena.api.replays import Replays
 from harena.arena.arena import Arena
+from harena.arena.db.store import Store
 from harena.arena.settings import Settings
-from harena.arena.store import Store
 
 if TYPE_CHECKING:
     from harena.api.auth import Sessions

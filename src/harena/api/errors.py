@@ -21,8 +21,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from harena import errors as base
-from harena.arena import files, intake, models
-from harena.match import registry, replay_format
+from harena.arena.db import files, models
+from harena.arena.submissions import intake
+from harena.match import registry
+from harena.match.replay import format as replay_format
 
 LOG = logging.getLogger("harena.api")
 MAX_DETAIL = 600

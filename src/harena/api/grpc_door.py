@@ -15,10 +15,10 @@ from collections.abc import Callable
 import grpc
 
 from harena.api.limits import Buckets, Limits, Rate, address_of
-from harena.arena.accounts import Key
-from harena.arena.models import KeyRefused, Scope
+from harena.arena.db.accounts import Key
+from harena.arena.db.models import KeyRefused, Scope
+from harena.arena.db.store import Store
 from harena.arena.settings import Settings
-from harena.arena.store import Store
 from harena.match.executor import server
 from harena.match.executor.orders import Refused
 

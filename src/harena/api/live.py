@@ -25,8 +25,8 @@ from harena.api.errors import ApiError
 from harena.api.limits import Limits
 from harena.api.metrics import Metrics
 from harena.arena.arena import Arena
-from harena.arena.events import Notice
-from harena.arena.hub import MAX_FRAMES, RESET, frames_topic
+from harena.arena.events.bus import MAX_FRAMES, RESET, frames_topic
+from harena.arena.events.log import Notice
 
 HEARTBEAT_S = 15.0
 MAX_WAITING = 500

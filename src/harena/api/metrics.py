@@ -19,7 +19,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from harena.arena.submissions import Evaluated
+from harena.arena.submissions.service import Evaluated
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVALUATION_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

@@ -14,8 +14,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from harena.arena.accounts import Environment, Key
-from harena.arena.models import (
+from harena.arena.db.accounts import Environment, Key
+from harena.arena.db.models import (
     Board,
     Kind,
     NotFound,
@@ -29,8 +29,8 @@ from harena.arena.models import (
     standings,
     submissions,
 )
-from harena.arena.records import Filter, Submission
-from harena.arena.store import Store
+from harena.arena.db.records import Filter, Submission
+from harena.arena.db.store import Store
 
 MAX_NAMES = 100_000
 MAX_LISTED = 1000

@@ -12,9 +12,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from harena.arena.files import FileStore
-from harena.match import viewer
-from harena.match.replay import Replay
+from harena.arena.db.files import FileStore
+from harena.match.replay import viewer
+from harena.match.replay.replay import Replay
 
 Format = Literal["json", "html", "compact"]
 KEEP_BYTES = 64 << 20

@@ -36,7 +36,7 @@ from harena.api.limits import Limits
 from harena.api.metrics import CONTENT_TYPE, Metrics
 from harena.arena import demo
 from harena.arena.arena import Arena
-from harena.arena.models import Scope as KeyScope
+from harena.arena.db.models import Scope as KeyScope
 from harena.arena.settings import Settings
 from harena.errors import SpecError
 from harena.match.executor import config as executor_config

@@ -15,8 +15,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from harena.api.errors import ApiError
-from harena.arena.intake import Upload
-from harena.arena.models import MAX_NAME
+from harena.arena.db.models import MAX_NAME
+from harena.arena.submissions.intake import Upload
 
 MAX_FILES = 1000
 MAX_FIELDS = 50

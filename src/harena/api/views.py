@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from harena.arena import draws, evaluate
-from harena.arena.accounts import Environment, Key, Season
-from harena.arena.events import Notice
-from harena.arena.finals import Finalist
-from harena.arena.jobs import Job, Place
-from harena.arena.ladder import Match, Rating
-from harena.arena.models import ACTIVE, EnvironmentKind, Kind, MatchState, State, unmarked
-from harena.arena.ratings import points as board_points
-from harena.arena.records import Entry, Evaluation, Submission
-from harena.arena.roster import Bench
+from harena.arena.db.accounts import Environment, Key, Season
+from harena.arena.db.models import ACTIVE, EnvironmentKind, Kind, MatchState, State, unmarked
+from harena.arena.db.records import Entry, Evaluation, Submission
+from harena.arena.events.log import Notice
+from harena.arena.ladder.log import Match, Rating
+from harena.arena.ladder.ratings import points as board_points
+from harena.arena.ladder.roster import Bench
+from harena.arena.ladder.standings import Opponent, Standing
+from harena.arena.ladder.tournaments import Tournament
+from harena.arena.queue.jobs import Job, Place
+from harena.arena.seasons.finals import Finalist
 from harena.arena.settings import EnvironmentSettings
-from harena.arena.standings import Opponent, Standing
-from harena.arena.tournaments import Tournament
+from harena.arena.submissions import draws, evaluate
 from harena.match.game import GameInfo
 
 Shape = dict[str, Any]

@@ -13,28 +13,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harena.arena import desk, finals
-from harena.arena import matches as matches_module
-from harena.arena.accounts import Environment
-from harena.arena.challenges import Challenges
-from harena.arena.desk import Desk
-from harena.arena.files import FileStore
-from harena.arena.hub import Hub
-from harena.arena.jobs import Job, Queue
+from harena.arena.db.accounts import Environment
+from harena.arena.db.files import FileStore
+from harena.arena.db.models import EnvironmentKind, NotFound
+from harena.arena.db.store import Store
+from harena.arena.events.bus import Hub
+from harena.arena.ladder import matches as matches_module
+from harena.arena.ladder.challenges import Challenges
+from harena.arena.ladder.matches import Matches
+from harena.arena.ladder.matchmaker import Matchmaker
+from harena.arena.ladder.standings import Standings
+from harena.arena.ladder.tournaments import Tournaments
 from harena.arena.lock import FolderLock
-from harena.arena.matches import Matches
-from harena.arena.matchmaker import Matchmaker
-from harena.arena.models import EnvironmentKind, NotFound
-from harena.arena.seasons import Seasons
+from harena.arena.queue import desk
+from harena.arena.queue.desk import Desk
+from harena.arena.queue.jobs import Job, Queue
+from harena.arena.queue.workers import Lane, Workers
+from harena.arena.seasons import finals
+from harena.arena.seasons.service import Seasons
 from harena.arena.settings import EnvironmentSettings, Settings
-from harena.arena.standings import Standings
-from harena.arena.store import Store
-from harena.arena.submissions import Submissions
-from harena.arena.tournaments import Tournaments
-from harena.arena.workers import Lane, Workers
+from harena.arena.submissions.service import Submissions
 from harena.errors import SpecError
 from harena.match import registry
-from harena.match.runner import Runner
+from harena.match.run.runner import Runner
 
 FIRST_SEASON = "season 1"
 PLAYS = ("evaluate", "enter", finals.JOB)

@@ -18,10 +18,10 @@ from harena.errors import BackendUnavailable, HarenaError, SpecError
 from harena.terminal import safe, table
 
 if TYPE_CHECKING:
-    from harena.arena.accounts import Key
+    from harena.arena.db.accounts import Key
+    from harena.arena.db.store import Store
     from harena.arena.settings import Settings
-    from harena.arena.store import Store
-    from harena.arena.verify import Finding
+    from harena.arena.submissions.verify import Finding
 
 OK, NO = 0, 1
 COMMANDS = {
@@ -113,7 +113,7 @@ def _add(parts: Any, name: str, text: str, action: Action) -> argparse.ArgumentP
 
 
 def _code(error: HarenaError) -> int | None:
-    from harena.arena.models import StoreError
+    from harena.arena.db.models import StoreError
 
     if isinstance(error, BackendUnavailable):
         return UNAVAILABLE
@@ -124,11 +124,11 @@ def _code(error: HarenaError) -> int | None:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from harena.arena.files import FileStore
-    from harena.arena.jobs import Queue
-    from harena.arena.submissions import Submissions
-    from harena.arena.verify import Verdict, Verifier
-    from harena.match.runner import Runner
+    from harena.arena.db.files import FileStore
+    from harena.arena.queue.jobs import Queue
+    from harena.arena.submissions.service import Submissions
+    from harena.arena.submissions.verify import Verdict, Verifier
+    from harena.match.run.runner import Runner
 
     settings = _settings(args)
     store = _open(settings)
@@ -160,9 +160,9 @@ def _verify(args: argparse.Namespace) -> int:
 def _rebuild(args: argparse.Namespace) -> int:
     import contextlib
 
+    from harena.arena.db.models import EnvironmentKind
+    from harena.arena.ladder.rebuild import rebuild
     from harena.arena.lock import FolderLock
-    from harena.arena.models import EnvironmentKind
-    from harena.arena.rebuild import rebuild
 
     settings = _settings(args)
     with contextlib.nullcontext() if args.check else FolderLock(settings.data):
@@ -200,7 +200,7 @@ def _rebuild(args: argparse.Namespace) -> int:
 
 
 def _create_key(args: argparse.Namespace) -> int:
-    from harena.arena.models import Scope
+    from harena.arena.db.models import Scope
 
     names = [name.strip() for name in args.scopes.split(",") if name.strip()]
     known = [scope.value for scope in Scope]
@@ -266,7 +266,7 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _open(settings: Settings) -> Store:
-    from harena.arena.store import Store
+    from harena.arena.db.store import Store
 
     return Store(settings.database_url)
 

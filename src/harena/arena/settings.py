@@ -20,11 +20,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from harena.arena import evaluate
-from harena.arena.models import unseen
-from harena.arena.store import Quota
+from harena.arena.db.models import unseen
+from harena.arena.db.store import Quota
+from harena.arena.submissions import evaluate
 from harena.errors import SpecError
-from harena.match.agents import MB, ArchiveLimits
+from harena.match.agent.load import MB, ArchiveLimits
 from harena.match.result import Clock
 
 MIN_SECRET = 16

@@ -22,12 +22,12 @@ from harena.terminal import safe
 
 if TYPE_CHECKING:
     from harena.azr.config import Config, EngineConfig
-    from harena.azr.engine import Generator
-    from harena.azr.evaluate import Evaluation, How
-    from harena.azr.journal import Sink
+    from harena.azr.engines.protocol import Generator
     from harena.azr.loop import Iteration
-    from harena.azr.public_sets import CodeItem
-    from harena.azr.suite import Item
+    from harena.azr.report.evaluate import Evaluation, How
+    from harena.azr.report.journal import Sink
+    from harena.azr.tasks.public_sets import CodeItem
+    from harena.azr.tasks.suite import Item
 
 OK, NO = 0, 1
 EXTRAS = {
@@ -110,7 +110,7 @@ def _say(text: str) -> None:
 
 
 def _print_json(data: object) -> None:
-    from harena.azr.journal import plain
+    from harena.azr.report.journal import plain
 
     print_json(plain(data))
 
@@ -119,7 +119,10 @@ def _print_json(data: object) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from harena.azr import engines, ranks, run, show
+    from harena.azr import run
+    from harena.azr.engines import ranks
+    from harena.azr.engines import registry as engines
+    from harena.azr.report import show
 
     folder = Path(args.out)
     config = _train_config(args, folder)
@@ -127,7 +130,7 @@ def _train(args: argparse.Namespace) -> int:
     outcome: run.Outcome | None
     try:
         if config.engine.name == "trl":
-            from harena.azr import trl_engine
+            from harena.azr.engines import trl_engine
 
             outcome = trl_engine.train(folder, config, sinks=sinks, resume=args.resume, say=_say)
         else:
@@ -163,7 +166,8 @@ def _waiting(last: Iteration | None) -> str:
 
 def _train_config(args: argparse.Namespace, folder: Path) -> Config:
     from harena.azr import config as configs
-    from harena.azr import engines, run
+    from harena.azr import run
+    from harena.azr.engines import registry as engines
 
     if args.resume:
         fixed = ("profile", "config", "seed", "model", "engine", "eval_tasks")
@@ -184,7 +188,8 @@ def _train_config(args: argparse.Namespace, folder: Path) -> Config:
 
 def _sinks(args: argparse.Namespace, folder: Path, config: Config) -> list[Sink]:
     from harena.azr import config as configs
-    from harena.azr import journal, run
+    from harena.azr import run
+    from harena.azr.report import journal
 
     sinks: list[Sink] = []
     if not args.resume:
@@ -200,7 +205,7 @@ def _sinks(args: argparse.Namespace, folder: Path, config: Config) -> list[Sink]
 
 
 def _eval(args: argparse.Namespace) -> int:
-    from harena.azr import evaluate, show
+    from harena.azr.report import evaluate, show
 
     how = _how(args)
     tasks, code = _tasks(args)
@@ -214,7 +219,7 @@ def _eval(args: argparse.Namespace) -> int:
         with SandboxPool() as pool:
             found = evaluate.evaluate_code(generator, pool, code, how, suite=args.suite, progress=_counter())
     else:
-        from harena.azr.verify import Verifier
+        from harena.azr.check.verify import Verifier
 
         with Verifier() as verifier:
             found = evaluate.evaluate(generator, verifier, tasks, how, suite=args.suite, progress=_counter())
@@ -226,7 +231,9 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _how(args: argparse.Namespace) -> How:
-    from harena.azr import evaluate, prompts, run
+    from harena.azr import run
+    from harena.azr.report import evaluate
+    from harena.azr.tasks import prompts
 
     if args.run and (args.model or args.engine != "torch"):
         raise SpecError("--run brings its own model and engine: leave out --model and --engine")
@@ -249,7 +256,7 @@ def _how(args: argparse.Namespace) -> How:
 
 
 def _tasks(args: argparse.Namespace) -> tuple[list[Item], list[CodeItem]]:
-    from harena.azr import public_sets, suite
+    from harena.azr.tasks import public_sets, suite
 
     if args.suite in ("cruxeval", "mbpp") and not args.path:
         raise SpecError(f"--suite {args.suite}: give the set's file with --path")
@@ -271,7 +278,8 @@ def _cell(item: Item) -> tuple[str, ...]:
 
 
 def _generator(args: argparse.Namespace) -> Generator:
-    from harena.azr import engines, run
+    from harena.azr import run
+    from harena.azr.engines import registry as engines
 
     if args.run:
         config, learnt = run.trained(Path(args.run))
@@ -301,7 +309,10 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
 
 def _propose(args: argparse.Namespace) -> int:
     from harena.azr import config as configs
-    from harena.azr import engines, prompts, run, show
+    from harena.azr import run
+    from harena.azr.engines import registry as engines
+    from harena.azr.report import show
+    from harena.azr.tasks import prompts
 
     name = args.prompt or "compact"
     batch = min(32, max(1, args.count))
@@ -343,7 +354,7 @@ def _propose(args: argparse.Namespace) -> int:
 
 def _check(name: str, tasks: list[Item], code: list[CodeItem]) -> int:
     """Whether the suite's own answers are accepted."""
-    from harena.azr import evaluate
+    from harena.azr.report import evaluate
 
     if code:
         from harena.sandbox.pool import SandboxPool
@@ -351,7 +362,7 @@ def _check(name: str, tasks: list[Item], code: list[CodeItem]) -> int:
         with SandboxPool() as pool:
             failing = evaluate.failing_code_golds(pool, code)
     else:
-        from harena.azr.verify import Verifier
+        from harena.azr.check.verify import Verifier
 
         with Verifier() as verifier:
             failing = evaluate.failing_golds(verifier, tasks)
@@ -382,8 +393,10 @@ def _counter() -> Callable[[int, int], None] | None:
 
 
 def _buffer_show(args: argparse.Namespace) -> int:
-    from harena.azr import buffer, run, show
-    from harena.azr.tasks import Kind
+    from harena.azr import run
+    from harena.azr.report import show
+    from harena.azr.tasks import buffer
+    from harena.azr.tasks.kinds import Kind
 
     folder = Path(args.run, run.BUFFERS)
     if not folder.is_dir():
@@ -402,7 +415,8 @@ def _buffer_show(args: argparse.Namespace) -> int:
 
 
 def _pretrain(args: argparse.Namespace) -> int:
-    from harena.azr import engines, pretrain, weights
+    from harena.azr.engines import registry as engines
+    from harena.azr.model import pretrain, weights
 
     out = Path(args.out) if args.out else weights.SMALL
     _check_writable(out.parent)
@@ -439,7 +453,7 @@ def _gpu_sizes(device: str) -> dict[str, Any]:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from harena.azr import report
+    from harena.azr.report import html as report
 
     print(report.write(args.run, args.output))
     return OK

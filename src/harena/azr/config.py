@@ -23,12 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from harena.azr import prompts, verify
-from harena.azr.engine import Update
-from harena.azr.executor import Bounds
-from harena.azr.prompts import Profile
-from harena.azr.rewards import Learnability
-from harena.azr.tasks import Kind
+from harena.azr.check import verify
+from harena.azr.check.executor import Bounds
+from harena.azr.check.rewards import Learnability
+from harena.azr.engines.protocol import Update
+from harena.azr.tasks import prompts
+from harena.azr.tasks.kinds import Kind
+from harena.azr.tasks.prompts import Profile
 from harena.errors import SpecError
 
 MAX_FILE_BYTES = 1 << 20

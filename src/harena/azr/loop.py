@@ -25,12 +25,14 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from harena.azr import advantages, buffer, metrics, prompts, rewards
-from harena.azr.buffer import Buffers
+from harena.azr.check import rewards
+from harena.azr.check.verify import Attempt, Grade, Validation, Verdict, Verifier
 from harena.azr.config import Algorithm, Baseline, Config
-from harena.azr.engine import Bounded, Completion, Engine, OnDone, Request, Rollout, Sampling, Update
-from harena.azr.tasks import Answer, FormatError, InductionTask, Kind, Proposal, Role, Task, Triplet
-from harena.azr.verify import Attempt, Grade, Validation, Verdict, Verifier
+from harena.azr.engines.protocol import Bounded, Completion, Engine, OnDone, Request, Rollout, Sampling, Update
+from harena.azr.learn import advantages, metrics
+from harena.azr.tasks import buffer, prompts
+from harena.azr.tasks.buffer import Buffers
+from harena.azr.tasks.kinds import Answer, FormatError, InductionTask, Kind, Proposal, Role, Task, Triplet
 from harena.errors import SpecError
 
 CHUNK = 64

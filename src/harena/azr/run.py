@@ -27,17 +27,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from harena.azr import checkpoint, evaluate, journal, metrics, report, suite
+from harena.azr import checkpoint
 from harena.azr import config as configs
+from harena.azr.check.verify import Settings, Validation, Verdict, Verifier
 from harena.azr.checkpoint import BadCheckpoint, Checkpoint
 from harena.azr.config import Config
-from harena.azr.engine import Engine, Generator
-from harena.azr.evaluate import Evaluation, How
-from harena.azr.journal import Journal, Sink
+from harena.azr.engines.protocol import Engine, Generator
+from harena.azr.learn import metrics
 from harena.azr.loop import Iteration, Proposed, Trainer
-from harena.azr.suite import Item
-from harena.azr.tasks import FormatError, InductionTask, Kind, Proposal, program_digest
-from harena.azr.verify import Settings, Validation, Verdict, Verifier
+from harena.azr.report import evaluate, journal
+from harena.azr.report import html as report
+from harena.azr.report.evaluate import Evaluation, How
+from harena.azr.report.journal import Journal, Sink
+from harena.azr.tasks import suite
+from harena.azr.tasks.kinds import FormatError, InductionTask, Kind, Proposal, program_digest
+from harena.azr.tasks.suite import Item
 from harena.errors import HarenaError, SpecError
 
 CONFIG, BUFFERS, CHECKPOINTS = "config.json", "buffers", "checkpoints"

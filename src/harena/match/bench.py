@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harena.match import lockstep, registry
-from harena.match.play import Rack, on_one_processor, play
-from harena.match.replay import Replay
+from harena.match import registry
+from harena.match.replay.replay import Replay
 from harena.match.result import AgentCode, Clock, MatchSpec
-from harena.match.runner import Runner
+from harena.match.run import lockstep
+from harena.match.run.play import Rack, on_one_processor, play
+from harena.match.run.runner import Runner
 from harena.sandbox.bench import Row, table
 
 CONNECT_FOUR = """

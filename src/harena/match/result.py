@@ -131,7 +131,7 @@ class MatchResult:
     seats: tuple[SeatResult, ...]
     error: str = ""
     replay: bytes = b""
-    """The compact replay (harena.match.replay), when it was recorded."""
+    """The compact replay (harena.match.replay.replay), when it was recorded."""
     fingerprint: str = ""
     """Equal for games in which every seat saw and did the same. Empty for a match that was not played."""
 

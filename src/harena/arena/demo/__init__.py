@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harena.arena.arena import Arena
-from harena.arena.intake import Upload
-from harena.arena.models import Scope
+from harena.arena.db.models import Scope
+from harena.arena.submissions.intake import Upload
 
 OWNERS = ("demo", "demo-2", "demo-3", "demo-4", "demo-5")
 """One owner for each agent of an environment: agents of one owner do not meet."""

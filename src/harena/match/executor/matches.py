@@ -16,14 +16,16 @@ from typing import Any, Protocol
 import grpc
 
 from harena.errors import HarenaError
-from harena.match import agents, registry, tournament
+from harena.match import registry
+from harena.match.agent import load as agents
 from harena.match.executor import replays
 from harena.match.executor.config import Config
 from harena.match.executor.fetch import Fetcher, FetchFailed, FetchRefused
 from harena.match.executor.orders import Order, Refused
 from harena.match.executor.replays import Store
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
-from harena.match.schedule import Pairing
+from harena.match.series import tournament
+from harena.match.series.schedule import Pairing
 
 BACKLOG = 256
 """Events kept for a watcher that does not keep up."""

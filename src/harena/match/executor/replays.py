@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from harena.match import viewer
 from harena.match.executor import config
-from harena.match.replay import Replay
+from harena.match.replay import viewer
+from harena.match.replay.replay import Replay
 
 DAY_S = 86400.0
 SWEEP_EVERY_S = 3600.0

@@ -114,7 +114,7 @@ def start(settings: Config, *, runner: Any = None, door: Door | None = None) -> 
         registry.trust(name)  # before the runner starts processes, which inherit it
     with contextlib.ExitStack() as stack:
         if runner is None:
-            from harena.match.runner import Runner
+            from harena.match.run.runner import Runner
 
             # Before gRPC has threads: the runner starts processes.
             runner = stack.enter_context(Runner(workers=limit))

@@ -16,7 +16,9 @@ import grpc
 
 import harena
 from harena.errors import HarenaError
-from harena.match import agents, registry, validate
+from harena.match import registry
+from harena.match.agent import load as agents
+from harena.match.agent import validate
 from harena.match.executor import answers, orders
 from harena.match.executor.config import Config
 from harena.match.executor.fetch import Fetcher

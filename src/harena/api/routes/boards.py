@@ -1,0 +1,112 @@
+"""/v1/boards: boards with filters and pages, from the cache where it has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from harena.api import shapes
+from harena.api.auth import Reader
+from harena.api.boards import Ask, Page
+from harena.api.context import Api, ApiOf
+from harena.api.errors import ApiError
+from harena.api.routes.environments import MAX_SEASON, EnvId
+from harena.arena.db.models import MAX_NAME, Board
+from harena.arena.db.records import Filter, Sort
+
+MAX_OFFSET = 10_000_000
+MAX_LIMIT = 200
+
+User = Annotated[str | None, Query(max_length=MAX_NAME)]
+Score = Annotated[float | None, Query(allow_inf_nan=False)]
+Date = Annotated[str | None, Query(max_length=40, description="ISO 8601; a day alone means all of it.")]
+
+
+class CachedRoute(APIRoute):
+    """Looks into the cache before parameters are parsed, which takes longer than all the rest."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        parse_and_answer = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            api: Api = request.app.state.api
+            headers = request.headers
+            if api.settings.anonymous_read and "authorization" not in headers and "x-api-key" not in headers:
+                kept = api.boards.kept(request.scope["path"], request.scope["query_string"])
+                if kept is not None:
+                    return respond(request, kept)
+            return await parse_and_answer(request)
+
+        return handle
+
+
+router = APIRouter(prefix="/v1", tags=["boards"], route_class=CachedRoute)
+
+
+@router.get(
+    "/boards", responses={**shapes.answers(shapes.Board), 304: {"description": "As you have it."}},
+    summary="A board: verified and self-reported scores and ladders never mix",
+)  # fmt: skip
+async def board(
+    api: ApiOf,
+    request: Request,
+    who: Reader,
+    env_id: EnvId,
+    board: Annotated[Board | None, Query(description="Without it: the one that the environment is about.")] = None,
+    season: Annotated[int | None, Query(ge=1, le=MAX_SEASON)] = None,
+    user: User = None,
+    algorithm: User = None,
+    score_min: Score = None,
+    score_max: Score = None,
+    date_from: Date = None,
+    date_to: Date = None,
+    sort: Sort = Sort.SCORE_DESC,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 50,
+    offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0,
+) -> Response:
+    where = Filter(
+        user=user, algorithm=algorithm, score_min=score_min, score_max=score_max, date_from=moment(date_from),
+        date_to=moment(date_to, end=True),
+    )  # fmt: skip
+    ask = Ask(env_id=env_id, board=board, season_id=season, where=where, sort=sort, limit=limit, offset=offset)
+    return respond(request, await run_in_threadpool(answer, api, request, ask))
+
+
+def answer(api: Api, request: Request, ask: Ask, *, contract: bool = False) -> Page:
+    env_id = api.queries.environment(ask.env_id).env_id
+    if env_id != ask.env_id:
+        ask = Ask(
+            env_id=env_id, board=ask.board, season_id=ask.season_id, where=ask.where, sort=ask.sort, limit=ask.limit,
+            offset=ask.offset,
+        )  # fmt: skip
+    page = api.boards.page(ask, contract=contract)
+    api.boards.keep(request.scope["path"], request.scope["query_string"], page)
+    return page
+
+
+def respond(request: Request, page: Page) -> Response:
+    headers = {"ETag": page.etag, "Cache-Control": "no-cache"}
+    if page.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(page.body, 200, headers, "application/json")
+
+
+def moment(text: str | None, *, end: bool = False) -> float | None:
+    """Seconds since 1970. A day without a time is its beginning, or its `end`."""
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text.strip())
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        seconds = at.timestamp()
+    except (ValueError, OverflowError):
+        raise ApiError(422, "invalid", "a date is written as 2026-01-31 or 2026-01-31T12:00:00Z") from None
+    day_alone = len(text.strip()) in (8, 10)
+    return math.nextafter(seconds + 86400.0, 0.0) if end and day_alone else seconds

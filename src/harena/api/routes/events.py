@@ -1,0 +1,50 @@
+"""/v1/events: what happens, as it happens."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response
+
+from harena.api import shapes
+from harena.api.auth import Reader
+from harena.api.context import ApiOf
+from harena.api.errors import ApiError
+from harena.api.live import MAX_TOPICS, EventStream
+from harena.arena.db.models import MAX_NAME
+
+router = APIRouter(prefix="/v1", tags=["live"])
+
+TOPIC = re.compile(rf"queue|(submission|match|tournament):[0-9a-f]{{1,32}}|(board|matches):.{{1,{MAX_NAME}}}")
+LAST = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+
+@router.get(
+    "/events",
+    responses=shapes.answers(text="Server-sent events; the data is {topic, kind, body}.", media=["text/event-stream"]),
+    summary="A stream of events of some topics",
+)  # fmt: skip
+async def events(
+    api: ApiOf,
+    request: Request,
+    who: Reader,
+    topics: Annotated[
+        str,
+        Query(
+            min_length=1,
+            max_length=8000,
+            description="With commas: queue, submission:ID, board:ENV_ID, matches:ENV_ID, match:ID, tournament:ID",
+        ),
+    ],
+    last_event_id: Annotated[str | None, Header(description="Carries on after this event.")] = None,
+) -> Response:
+    chosen = list(dict.fromkeys(filter(None, (topic.strip() for topic in topics.split(",")))))
+    if not 0 < len(chosen) <= MAX_TOPICS:
+        raise ApiError(422, "invalid", f"from 1 to {MAX_TOPICS} topics", hint="ask for fewer")
+    for topic in chosen:
+        if not TOPIC.fullmatch(topic):
+            raise ApiError(422, "invalid", f"no topic {topic[:80]!r}", hint="see /docs for the topics there are")
+    after = int(last_event_id) if last_event_id and LAST.fullmatch(last_event_id) else None
+    return EventStream(api.live.events(chosen, request.scope["state"]["address"], after))

@@ -1,0 +1,247 @@
+"""/v1/export: whole boards, match logs, ratings and submissions as CSV, JSON lines or Parquet.
+
+Promises: rows are read page by page and sent as they come, so that a large export needs little memory and a slow reader
+holds no connection to the database; a cell that a spreadsheet would take for a formula is made harmless. Shows what
+everybody may see.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+import io
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+import sqlalchemy as sa
+from fastapi import APIRouter, Query
+from starlette.responses import Response, StreamingResponse
+
+from harena.api import shapes, views
+from harena.api.auth import Reader
+from harena.api.context import Api, ApiOf
+from harena.api.errors import ApiError
+from harena.api.queries import Viewer
+from harena.api.routes.environments import MAX_SEASON, EnvId
+from harena.api.routes.submissions import viewer
+from harena.arena.db.accounts import Environment
+from harena.arena.db.models import Board, Kind, board, matches, owners, ratings, standings, submissions
+
+router = APIRouter(prefix="/v1", tags=["exports"])
+
+PAGE = 1000
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+CHUNK = 256 * 1024
+MEDIA = {
+    "csv": "text/csv; charset=utf-8",
+    "jsonl": "application/x-ndjson",
+    "parquet": "application/vnd.apache.parquet",
+}
+
+Row = dict[str, Any]
+What = Literal["board", "matches", "ratings", "submissions"]
+Format = Literal["csv", "jsonl", "parquet"]
+
+_SCORES = {"rank": int, "submission_id": str, "owner": str, "algorithm": str, "version": int, "score": float,
+           "low": float, "high": float, "at": str}  # fmt: skip
+_GAMES = {"games": int, "wins": int, "draws": int, "losses": int}
+COLUMNS: dict[str, dict[str, type]] = {
+    "board": {**_SCORES, **_GAMES},
+    "matches": {"number": int, "id": str, "kind": str, "rated": bool, "state": str, "winner": int, "reason": str,
+                "steps": int, "wall_s": float, "created_at": str, "finished_at": str, "tournament_id": str,
+                "submissions": str, "scores": str, "statuses": str},
+    "ratings": {"match": int, "submission_id": str, "rating": float, "sigma": float, "at": str},
+    "submissions": {"id": str, "owner": str, "env_id": str, "algorithm": str, "version": int, "kind": str, "state": str,
+                    "score": float, "low": float, "high": float, "created_at": str, "updated_at": str, "digest": str,
+                    "anonymous": bool},
+}  # fmt: skip
+
+
+@router.get(
+    "/export/{what}", responses={**shapes.answers(media=MEDIA.values()), 501: {"model": shapes.Problem}},
+    summary="All of it, as a file",
+)  # fmt: skip
+def export(
+    api: ApiOf,
+    who: Reader,
+    what: What,
+    env_id: EnvId,
+    format: Format = "csv",
+    board: Board | None = None,
+    season: Annotated[int | None, Query(ge=1, le=MAX_SEASON)] = None,
+) -> Response:
+    env = api.queries.environment(env_id)
+    which = board or Board(views.default_board(env.kind))
+    sources: dict[str, Callable[[], Iterator[Row]]] = {
+        "board": lambda: _board(api, env, which, season),
+        "matches": lambda: _matches(api, env),
+        "ratings": lambda: _ratings(api, env),
+        "submissions": lambda: _submissions(api, env, viewer(who)),
+    }
+    rows, columns = sources[what](), COLUMNS[what]
+    if format == "parquet":
+        chunks = _parquet(rows, columns)
+    else:
+        chunks = _csv(rows, columns) if format == "csv" else _jsonl(rows)
+    name = f'attachment; filename="harena-{what}.{format}"'
+    return StreamingResponse(chunks, 200, {"Content-Disposition": name}, MEDIA[format])
+
+
+# Rows
+
+
+def _board(api: Api, env: Environment, which: Board, season_id: int | None) -> Iterator[Row]:
+    season = api.store.live_season(env.env_id) if season_id is None else api.store.season(season_id)
+    if season is not None and season.env_id != env.env_id:
+        raise ApiError(404, "not_found", f"season {season.id} is not one of {env.env_id}")
+    if which is Board.LADDER or (season is not None and season.ended_at is not None):
+        return _standings(api, which, season.id) if season else iter(())
+    return _scores(api, env.env_id, Kind(which.value))
+
+
+def _scores(api: Api, env_id: str, kind: Kind) -> Iterator[Row]:
+    names = (board.c.submission_id, board.c.algorithm, board.c.score, board.c.low, board.c.high, board.c.at)
+    query = sa.select(*names, owners.c.name.label("owner"), submissions.c.version)
+    query = query.join(owners, owners.c.id == board.c.owner_id)
+    query = query.join(submissions, submissions.c.id == board.c.submission_id)
+    query = query.where(board.c.env_id == env_id, board.c.kind == kind)
+    query = query.order_by(board.c.score.desc(), board.c.at, board.c.submission_id)
+
+    def after(last: Row) -> sa.ColumnElement[bool]:
+        later = sa.tuple_(board.c.at, board.c.submission_id) > sa.tuple_(last["at"], last["submission_id"])
+        return (board.c.score <= last["score"]) & ((board.c.score < last["score"]) | later)
+
+    rank, score = 0, None
+    for place, row in enumerate(_pages(api, query, after), 1):
+        rank, score = (rank if row["score"] == score else place), row["score"]
+        yield {"rank": rank, **row, "at": views.time_text(row["at"])}
+
+
+def _standings(api: Api, which: Board, season_id: int) -> Iterator[Row]:
+    query = sa.select(*(standings.c[name] for name in (*COLUMNS["board"], "place")))
+    query = query.where(standings.c.season_id == season_id, standings.c.board == which).order_by(standings.c.place)
+    for row in _pages(api, query, lambda last: standings.c.place > last["place"]):
+        yield {**row, "at": views.time_text(row["at"])}
+
+
+def _matches(api: Api, env: Environment) -> Iterator[Row]:
+    before: int | None = None
+    while page := api.store.matches_where(env_id=env.env_id, before=before, limit=PAGE):
+        for match in page:
+            shape = {name: getattr(match, name, None) for name in COLUMNS["matches"]}
+            shape |= {
+                "kind": match.kind.value, "state": match.state.value, "created_at": views.time_text(match.created_at),
+                "finished_at": views.time_text(match.finished_at),
+                "submissions": [seat.submission_id for seat in match.seats],
+                "scores": [seat.score for seat in match.seats], "statuses": [seat.status for seat in match.seats],
+            }  # fmt: skip
+            yield shape
+        before = page[-1].number
+
+
+def _ratings(api: Api, env: Environment) -> Iterator[Row]:
+    query = sa.select(
+        ratings.c.match_number, ratings.c.submission_id, ratings.c.mu, ratings.c.sigma, ratings.c.created_at
+    )
+    query = query.join(matches, matches.c.number == ratings.c.match_number).where(matches.c.env_id == env.env_id)
+    key = sa.tuple_(ratings.c.match_number, ratings.c.submission_id)
+    query = query.order_by(ratings.c.match_number, ratings.c.submission_id)
+    for row in _pages(api, query, lambda last: key > sa.tuple_(last["match_number"], last["submission_id"])):
+        yield {
+            "match": row["match_number"], "submission_id": row["submission_id"], "rating": row["mu"],
+            "sigma": row["sigma"], "at": views.time_text(row["created_at"]),
+        }  # fmt: skip
+
+
+def _submissions(api: Api, env: Environment, who: Viewer) -> Iterator[Row]:
+    after = ""
+    while page := api.queries.submissions_by_id(who, env_id=env.env_id, after=after, limit=PAGE):
+        for one in page:
+            shape = {name: getattr(one, name) for name in COLUMNS["submissions"]}
+            yield shape | {
+                "kind": one.kind.value, "state": one.state.value, "created_at": views.time_text(one.created_at),
+                "updated_at": views.time_text(one.updated_at),
+            }  # fmt: skip
+        after = page[-1].id
+
+
+def _pages(
+    api: Api, query: sa.Select[*tuple[Any, ...]], after: Callable[[Row], sa.ColumnElement[bool]]
+) -> Iterator[Row]:
+    page = query
+    while rows := [dict(row) for row in api.store.rows(page.limit(PAGE))]:
+        yield from cast("list[Row]", rows)
+        page = query.where(after(cast("Row", rows[-1])))
+
+
+# Formats
+
+
+def _csv(rows: Iterable[Row], columns: dict[str, type]) -> Generator[bytes]:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(row.get(name)) for name in columns])
+        if text.tell() > CHUNK:
+            yield text.getvalue().encode()
+            text.seek(0)
+            text.truncate()
+    yield text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        value = _joined(cast("list[Any]", value))
+    if isinstance(value, str) and value.startswith(FORMULA):
+        return f"'{value}"
+    return value
+
+
+def _joined(values: Sequence[Any]) -> str:
+    return ";".join("" if value is None else str(value) for value in values)
+
+
+def _jsonl(rows: Iterable[Row]) -> Generator[bytes]:
+    lines = bytearray()
+    for row in rows:
+        lines += msgspec.json.encode(row) + b"\n"
+        if len(lines) > CHUNK:
+            yield bytes(lines)
+            lines.clear()
+    yield bytes(lines)
+
+
+def _parquet(rows: Iterator[Row], columns: dict[str, type]) -> Generator[bytes]:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ApiError(
+            501,
+            "extra_missing",
+            "this server cannot write Parquet",
+            hint="the host installs: pip install 'harena[parquet]'",
+        )
+    return _parquet_chunks(rows, columns)
+
+
+def _parquet_chunks(rows: Iterator[Row], columns: dict[str, type]) -> Generator[bytes]:
+    """Its index is at the end, so the file is made first."""
+    arrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    types = {int: arrow.int64(), float: arrow.float64(), str: arrow.string(), bool: arrow.bool_()}
+    schema: Any = arrow.schema([(name, types[kind]) for name, kind in columns.items()])
+    with tempfile.SpooledTemporaryFile(max_size=4 << 20) as file:
+        with parquet.ParquetWriter(file, schema) as writer:
+            while page := [_plain(row) for _, row in zip(range(PAGE * 10), rows, strict=False)]:
+                writer.write_table(arrow.Table.from_pylist(page, schema=schema))
+        file.seek(0)
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def _plain(row: Row) -> Row:
+    return {
+        name: _joined(cast("list[Any]", value)) if isinstance(value, list) else value for name, value in row.items()
+    }  # fmt: skip

@@ -1,0 +1,157 @@
+"""/v1 itself, who is asking, login and keys."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+import harena
+from harena.api import auth, shapes, views
+from harena.api.auth import Anyone, Keyed, Principal
+from harena.api.context import Api, ApiOf, reply
+from harena.api.errors import ApiError, not_found
+from harena.arena.db.accounts import MAX_TOKEN, Key
+from harena.arena.db.models import Scope
+from harena.arena.submissions.service import JOBS
+
+router = APIRouter(prefix="/v1", tags=["keys and sessions"])
+
+MAX_LIFETIME_S = 10 * 366 * 86400.0
+MAX_KEYS = 50
+"""Of one owner, made by the owner."""
+Label = Annotated[str, Field(max_length=200)]
+
+
+class Login(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    token: Annotated[str, Field(min_length=1, max_length=MAX_TOKEN)]
+
+
+class KeyRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    owner: Annotated[str, Field(max_length=200)] = ""
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(Scope))] = [Scope.READ, Scope.SUBMIT]
+    label: Label = ""
+    expires_in_s: Annotated[float, Field(gt=0, le=MAX_LIFETIME_S, allow_inf_nan=False)] | None = None
+
+
+class Rotate(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    grace_s: Annotated[float, Field(ge=0, le=30 * 86400.0, allow_inf_nan=False)] = 0.0
+
+
+@router.get("", responses=shapes.answers(shapes.Root), summary="What this server is, and who you are to it")
+def root(api: ApiOf, who: Anyone) -> Response:
+    settings = api.settings
+    return reply({
+        "name": "harena", "version": harena.__version__, "anonymous_submit": settings.anonymous_submit,
+        "anonymous_read": settings.anonymous_read, "me": None if who.key is None else visitor(who, who.key),
+        "time": views.time_text(api.clock()),
+        "queue": {"waiting": api.arena.queue.waiting(JOBS), "running": len(api.arena.queue.running())},
+    })  # fmt: skip
+
+
+@router.get("/me", responses=shapes.answers(shapes.Me), summary="Your key's name, scopes and quota")
+def me(api: ApiOf, who: Keyed) -> Response:
+    return reply(_me(api, who))
+
+
+@router.post("/login", responses=shapes.answers(shapes.Me), summary="A session cookie for a key")
+def login(api: ApiOf, request: Request, body: Login) -> Response:
+    key = auth.authenticate(api, body.token.strip())
+    cookie = api.sessions.cookie(key)
+    answer = reply(_me(api, Principal(key=key, via="cookie", csrf=api.sessions.csrf(cookie))))
+    auth.set_cookie(answer, cookie, secure=request.url.scheme == "https")
+    return answer
+
+
+@router.post("/logout", responses=shapes.answers(shapes.Done), summary="Ends the session in this browser")
+async def logout(request: Request) -> Response:
+    answer = reply({"ok": True})
+    auth.clear_cookie(answer, secure=request.url.scheme == "https")
+    return answer
+
+
+@router.get("/keys", responses=shapes.answers(shapes.Keys), summary="Your keys; an admin's: all")
+def keys(api: ApiOf, who: Keyed) -> Response:
+    found = api.queries.all_keys() if who.can(Scope.ADMIN) else api.store.keys_of(who.owner or "")
+    return reply({"keys": [views.key(key) for key in found]})
+
+
+@router.post(
+    "/keys",
+    status_code=201,
+    responses=shapes.answers(shapes.NewKey, status=201),
+    summary="A new key; its token is shown once",
+)
+def create_key(api: ApiOf, who: Keyed, body: KeyRequest) -> Response:
+    owner = body.owner or who.owner or ""
+    if not who.can(Scope.ADMIN):
+        _check_own(who, owner, body)
+        if sum(key.revoked_at is None for key in api.store.keys_of(owner)) >= MAX_KEYS:
+            raise ApiError(409, "too_many_keys", f"{owner[:80]!r} has {MAX_KEYS} keys", hint="revoke one of them first")
+    key, token = api.store.create_key(owner, body.scopes, label=body.label, lifetime_s=body.expires_in_s)
+    return reply({"key": views.key(key), "token": token}, 201)
+
+
+@router.post(
+    "/keys/{key_id}/rotate", responses=shapes.answers(shapes.NewKey), summary="A new token in place of a key's"
+)
+def rotate(api: ApiOf, who: Keyed, key_id: str, body: Rotate | None = None) -> Response:
+    _own_key(api, who, key_id)
+    key, token = api.store.rotate_key(key_id, grace_s=body.grace_s if body else 0.0)
+    return reply({"key": views.key(key), "token": token})
+
+
+@router.delete("/keys/{key_id}", responses=shapes.answers(shapes.Done), summary="Revokes a key, at once and for good")
+def revoke(api: ApiOf, who: Keyed, key_id: str) -> Response:
+    _own_key(api, who, key_id)
+    api.store.revoke_key(key_id)
+    return reply({"ok": True})
+
+
+def visitor(who: Principal, key: Key) -> views.Shape:
+    return {"owner": key.owner, "scopes": sorted(scope.value for scope in key.scopes), "csrf": who.csrf}
+
+
+def _me(api: Api, who: Principal) -> views.Shape:
+    assert who.key is not None
+    owner, default = api.store.owner(who.key.owner), api.settings.quota
+    today, active = api.store.used(owner.name)
+    quota = {
+        "per_day": default.per_day if owner.per_day is None else owner.per_day,
+        "at_once": default.at_once if owner.at_once is None else owner.at_once,
+        "used_today": today, "active": active,
+    }  # fmt: skip
+    return {**visitor(who, who.key), "quota": quota}
+
+
+def _check_own(who: Principal, owner: str, body: KeyRequest) -> None:
+    """Nobody gives more than they have, nor to another name, nor for longer."""
+    key = who.key
+    if key is None or owner != key.owner:
+        raise ApiError(403, "not_you", "only an admin makes keys for others", hint="leave owner out")
+    more = [scope.value for scope in body.scopes if not key.allows(scope)]
+    if more:
+        raise ApiError(403, "scope_missing", f"your key lacks {', '.join(more)}", hint="ask for fewer scopes")
+    if key.expires_at is not None:
+        raise ApiError(403, "key_expires", "a key that expires makes no others", hint="ask the host, or rotate it")
+
+
+def _own_key(api: Api, who: Principal, key_id: str) -> Key:
+    """A key that is not the caller's is not told from one that is not there. A key with less does not touch one with
+    more: whoever rotates a key has its scopes."""
+    missing = not_found(f"no API key {key_id[:40]!r}")
+    if not auth.ascii_id(key_id):
+        raise missing
+    key = api.store.key(key_id)
+    if who.can(Scope.ADMIN):
+        return key
+    if key.owner != who.owner:
+        raise missing
+    if who.key is None or not all(who.key.allows(scope) for scope in key.scopes):
+        raise ApiError(403, "scope_missing", "that key has scopes which yours lacks", hint="use that key itself")
+    return key

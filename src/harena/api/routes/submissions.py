@@ -1,0 +1,357 @@
+"""/v1/submissions and /v1/agents: send code, follow it, and all that is known about it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, ConfigDict
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from harena.api import auth, replays, shapes, uploads, views
+from harena.api.auth import Anyone, Principal, Reader
+from harena.api.context import Api, ApiOf, reply
+from harena.api.errors import ApiError, not_found
+from harena.api.queries import Viewer
+from harena.api.routes.boards import MAX_OFFSET
+from harena.api.routes.environments import EnvId
+from harena.api.uploads import Form
+from harena.arena.db.models import MAX_NAME, Board, Busy, QuotaExceeded, Scope, State
+from harena.arena.db.records import Evaluation, Submission
+from harena.arena.ladder import roster
+from harena.arena.seasons import finals
+from harena.arena.submissions import draws
+from harena.arena.submissions.intake import IntakeError
+from harena.errors import HarenaError
+
+router = APIRouter(prefix="/v1", tags=["submissions"])
+
+Name = Annotated[str, Query(min_length=1, max_length=MAX_NAME)]
+OptionalName = Annotated[str | None, Query(max_length=MAX_NAME)]
+Limit = Annotated[int, Query(ge=1, le=200)]
+Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET)]
+EpisodeNumber = Annotated[int, Path(ge=0, le=1_000_000)]
+
+
+class Choice(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    chosen: bool = True
+
+
+@router.post(
+    "/submissions", status_code=201, responses=shapes.answers(shapes.Submission, status=201),
+    openapi_extra=uploads.BODY, summary="Hands in an agent or a script",
+)  # fmt: skip
+async def submit(api: ApiOf, request: Request, who: Anyone) -> Response:
+    made = await take(api, request, who)
+    shape = await run_in_threadpool(describe, api, who, made, mine=True)
+    return reply(shape, 201, {"Location": f"/v1/submissions/{made.id}"})
+
+
+async def take(api: Api, request: Request, who: Principal) -> Submission:
+    """For every path that takes uploads."""
+    try:
+        async with uploads.form(request) as form:
+            return await run_in_threadpool(_submit, api, request, who, form)
+    except ApiError as error:
+        if error.status_code in (408, 413, 415, 422):
+            api.metrics.refused.labels(error.code).inc()
+        raise
+
+
+def _submit(api: Api, request: Request, who: Principal, form: Form) -> Submission:
+    loopback = bool(request.scope["state"].get("loopback"))
+    sender = auth.sender(api, who, user_id=form.user_id, client_id=form.client_id, loopback=loopback)
+    env_id = api.queries.environment(form.env_id).env_id
+    with api.uploading:
+        files = form.uploads()
+        api.metrics.upload_bytes.inc(sum(len(upload.data) for upload in files))
+        zipped = len(files) == 1 and files[0].data.startswith(b"PK")
+        try:
+            made = api.arena.submissions.submit(
+                files, owner=sender.owner, env_id=env_id, algorithm=form.algorithm, main_file=form.main_file,
+                client_id=sender.client_id, anonymous=sender.anonymous,
+                address=str(request.scope["state"].get("address", "")),
+            )  # fmt: skip
+        except HarenaError as error:
+            api.metrics.refused.labels(_why(error)).inc()
+            raise
+    api.metrics.received.labels("zip" if zipped else "file" if len(files) == 1 else "files").inc()
+    return made
+
+
+def _why(error: HarenaError) -> str:
+    for kind, reason in ((IntakeError, "code"), (QuotaExceeded, "quota"), (Busy, "busy")):
+        if isinstance(error, kind):
+            return reason
+    return "other"
+
+
+@router.get(
+    "/submissions", responses=shapes.answers(shapes.Submissions), summary="Yours in every state, others' when ranked"
+)
+def submissions(
+    api: ApiOf, who: Reader, owner: OptionalName = None, env_id: OptionalName = None, state: State | None = None,
+    limit: Limit = 50, offset: Offset = 0,
+) -> Response:  # fmt: skip
+    found = api.queries.submissions(
+        viewer(who), owner=owner, env_id=env_id, state=state, limit=limit, offset=offset
+    )  # fmt: skip
+    return reply({"submissions": [describe(api, who, one, brief=True) for one in found]})
+
+
+@router.get("/agents", responses=shapes.answers(shapes.Agent), summary="All versions of one agent, newest first")
+def agent(api: ApiOf, who: Reader, owner: Name, algorithm: Name, env_id: EnvId) -> Response:
+    env_id = api.queries.environment(env_id).env_id
+    found = api.queries.submissions(viewer(who), owner=owner, algorithm=algorithm, env_id=env_id, limit=200)
+    owners = {one.owner for one in found}
+    if owner not in owners and len(owners) > 1:
+        raise not_found(f"several owners typed the name {owner[:60]!r}: ask for one of {', '.join(sorted(owners)[:5])}")
+    name = owner if owner in owners else "".join(owners)
+    found = [one for one in found if one.owner == name]
+    if not found:
+        raise not_found(f"no agent {algorithm[:60]!r} of {owner[:60]!r} in {env_id}")
+    versions = [describe(api, who, one) for one in found]
+    return reply({"owner": name, "algorithm": algorithm, "env_id": env_id, "versions": versions})
+
+
+@router.get("/submissions/{submission_id}", responses=shapes.answers(shapes.Submission), summary="One submission")
+def submission(api: ApiOf, who: Reader, submission_id: str) -> Response:
+    return reply(describe(api, who, find(api, submission_id)))
+
+
+@router.post("/submissions/{submission_id}/cancel", responses=shapes.answers(shapes.Submission), summary="Calls it off")
+def cancel(api: ApiOf, who: Anyone, submission_id: str) -> Response:
+    own(api, who, submission_id)
+    return _changed(api, who, api.arena.submissions.cancel(submission_id))
+
+
+@router.post(
+    "/submissions/{submission_id}/reevaluate", responses=shapes.answers(shapes.Submission), summary="Evaluates it again"
+)
+def reevaluate(api: ApiOf, who: Anyone, submission_id: str) -> Response:
+    own(api, who, submission_id)
+    return _changed(api, who, api.arena.submissions.reevaluate(submission_id))
+
+
+@router.delete(
+    "/submissions/{submission_id}", responses=shapes.answers(shapes.Done), summary="Takes it off the board and lists"
+)
+def delete(api: ApiOf, who: Anyone, submission_id: str) -> Response:
+    remove(api, who, submission_id)
+    return reply({"ok": True})
+
+
+@router.get(
+    "/submissions/{submission_id}/log",
+    responses=shapes.answers(media=["text/plain"]),
+    summary="Owner: the end of what it printed, a verified agent in practice",
+)
+def log(api: ApiOf, who: Anyone, submission_id: str) -> Response:
+    found = private(api, who, submission_id)
+    return replays.text(api.arena.submissions.log(found))
+
+
+@router.get(
+    "/submissions/{submission_id}/code",
+    responses=shapes.answers(media=["application/zip"]),
+    summary="Owner: its files, as a zip",
+)
+def code(api: ApiOf, who: Anyone, submission_id: str) -> Response:
+    found = private(api, who, submission_id)
+    return replays.attachment(api.arena.submissions.code_zip(found), "application/zip", f"{found.id}.zip")
+
+
+@router.get(
+    "/submissions/{submission_id}/ratings", responses=shapes.answers(shapes.Ratings), summary="Its rating over time"
+)
+def ratings(api: ApiOf, who: Reader, submission_id: str) -> Response:
+    return reply(views.ratings(api.store.rating_history(find(api, submission_id).id)))
+
+
+@router.get(
+    "/submissions/{submission_id}/opponents", responses=shapes.answers(shapes.Opponents), summary="Whom it has met"
+)
+def opponents(api: ApiOf, who: Reader, submission_id: str) -> Response:
+    found = api.arena.standings.opponents(find(api, submission_id).id)
+    return reply({"opponents": [views.opponent(one) for one in found]})
+
+
+@router.get(
+    "/submissions/{submission_id}/practice", responses=shapes.answers(shapes.Practice),
+    summary="Owner: its episodes on public seeds",
+)  # fmt: skip
+def practice(api: ApiOf, who: Anyone, submission_id: str) -> Response:
+    found = private(api, who, submission_id)
+    report = draws.practice(api.store, found.id) or {"score": None, "episodes": []}
+    return reply(views.practice(report, f"/v1/submissions/{found.id}/practice"))
+
+
+@router.get(
+    "/submissions/{submission_id}/practice/{episode}", responses=shapes.answers(media=replays.MEDIA),
+    summary="Owner: the replay of one of those episodes",
+)  # fmt: skip
+def practice_episode(
+    api: ApiOf, request: Request, who: Anyone, submission_id: str, episode: EpisodeNumber,
+    format: Literal["json", "html", "compact"] = "json",
+) -> Response:  # fmt: skip
+    found, one = _practised(api, who, submission_id, episode)
+    if one["replay"] is None:
+        raise not_found(f"no replay of practice episode {episode} is kept")
+    return api.replays.answer(request, one["replay"], format, f"{found.id}-practice-{episode}")
+
+
+@router.get(
+    "/submissions/{submission_id}/practice/{episode}/log", responses=shapes.answers(media=["text/plain"]),
+    summary="Owner: the end of what it printed in one of those episodes",
+)  # fmt: skip
+def practice_log(api: ApiOf, who: Anyone, submission_id: str, episode: EpisodeNumber) -> Response:
+    _, one = _practised(api, who, submission_id, episode)
+    return replays.text("" if one["log"] is None else api.arena.submissions.kept_log(one["log"]))
+
+
+@router.post(
+    "/submissions/{submission_id}/finalist", responses=shapes.answers(shapes.Submission),
+    summary="Owner: chooses it for the finals, or takes that back",
+)  # fmt: skip
+def finalist(api: ApiOf, who: Anyone, submission_id: str, body: Choice) -> Response:
+    finals.choose(api.store, own(api, who, submission_id), chosen=body.chosen)
+    return _changed(api, who, find(api, submission_id))
+
+
+@router.get(
+    "/submissions/{submission_id}/replays", responses=shapes.answers(shapes.EpisodeReplays),
+    summary="Its episodes on hidden seeds, once its season has ended",
+)  # fmt: skip
+def episodes(api: ApiOf, who: Reader, submission_id: str) -> Response:
+    found = find(api, submission_id)
+    return reply({
+        "replays": [
+            {"episode": one["episode"], "roles": one["roles"],
+             "url": f"/v1/submissions/{found.id}/replays/{one['episode']}"}
+            for one in _revealed(api, found)
+        ]
+    })  # fmt: skip
+
+
+@router.get(
+    "/submissions/{submission_id}/replays/{episode}",
+    responses=shapes.answers(media=replays.MEDIA),
+    summary="One of those episodes",
+)
+def episode(
+    api: ApiOf, request: Request, who: Reader, submission_id: str, episode: EpisodeNumber,
+    format: Literal["json", "html", "compact"] = "json",
+) -> Response:  # fmt: skip
+    found = find(api, submission_id)
+    for one in _revealed(api, found):
+        if one["episode"] == episode:
+            return api.replays.answer(request, one["digest"], format, f"{found.id}-{episode}")
+    raise not_found(f"no replay of episode {episode} is kept")
+
+
+# Parts that other routes use
+
+
+def find(api: Api, submission_id: str) -> Submission:
+    missing = not_found(f"no submission {submission_id[:60]!r}")
+    if not auth.ascii_id(submission_id):
+        raise missing
+    found = api.store.submission(submission_id)
+    if found.deleted_at is not None:
+        raise missing
+    return found
+
+
+def own(api: Api, who: Principal, submission_id: str) -> Submission:
+    """To change it: its owner, with a key that may submit, or the host."""
+    found = find(api, submission_id)
+    if who.can(Scope.HOST):
+        return found
+    if not who.owns(found):
+        raise _not_yours(who)
+    if who.key is not None and not found.anonymous:
+        auth.require(who, Scope.SUBMIT)
+    return found
+
+
+def private(api: Api, who: Principal, submission_id: str) -> Submission:
+    found = find(api, submission_id)
+    if not who.sees(found):
+        raise _not_yours(who)
+    return found
+
+
+def remove(api: Api, who: Principal, submission_id: str) -> Submission:
+    own(api, who, submission_id)
+    removed = api.arena.submissions.delete(submission_id)
+    api.boards.forget()
+    return removed
+
+
+def viewer(who: Principal) -> Viewer:
+    return Viewer(owner=who.owner, client_id=who.client_id, everything=who.can(Scope.HOST))
+
+
+def describe(
+    api: Api, who: Principal, of: Submission, *, mine: bool | None = None, brief: bool = False
+) -> views.Shape:  # fmt: skip
+    """`brief`: without what takes a query for each."""
+    mine = who.owns(of) if mine is None else mine
+    place = api.arena.submissions.place(of) if of.state in _WAITING else None
+    line, latest, bench, finalist, ended = None, None, None, None, False
+    if not brief:
+        latest = _latest(api, of)
+        finalist = finals.find(api.store, of.id)
+        ended = _season_ended(api, of)
+        found = api.arena.standings.standing(of.id)
+        if found is not None:
+            sparks = api.arena.standings.spark([of.id]) if found.board is Board.LADDER else {}
+            line = views.standing(found, sparks.get(of.id, []))
+        bench = roster.benched(api.store, of.id)
+    return views.submission(
+        of, mine=mine, sees=mine or who.sees(of), place=place, latest=latest, line=line, bench=bench,
+        finalist=finalist, ended=ended,
+    )  # fmt: skip
+
+
+_WAITING = (State.RECEIVED, State.CHECKED, State.QUEUED, State.RUNNING)
+
+
+def _latest(api: Api, of: Submission) -> Evaluation | None:
+    found = api.store.evaluations_of(of.id)
+    return found[-1] if found else None
+
+
+def _season_ended(api: Api, of: Submission) -> bool:
+    return of.season_id is not None and api.store.season(of.season_id).ended_at is not None
+
+
+def _practised(api: Api, who: Principal, submission_id: str, episode: int) -> tuple[Submission, views.Shape]:
+    found = private(api, who, submission_id)
+    report = draws.practice(api.store, found.id) or {"episodes": []}
+    for one in report["episodes"]:
+        if one["episode"] == episode:
+            return found, one
+    raise not_found(f"no practice episode {episode} of this submission")
+
+
+def _revealed(api: Api, of: Submission) -> list[views.Shape]:
+    """The recordings hold the hidden seeds: nobody has them while the season runs."""
+    latest = _latest(api, of)
+    if not _season_ended(api, of):
+        raise ApiError(
+            403, "season_runs", "these replays hold the season's hidden seeds", hint="they are shown when it has ended"
+        )
+    return [] if latest is None else list(latest.metrics.get("replays", []))
+
+
+def _changed(api: Api, who: Principal, changed: Submission) -> Response:
+    api.boards.forget()
+    return reply(describe(api, who, changed))
+
+
+def _not_yours(who: Principal) -> ApiError:
+    hint = "send its owner's key, or the client id that it was sent with as X-Client-Id"
+    return ApiError(403 if who.key else 401, "not_yours", "only its owner and the host may do this", hint=hint)

@@ -1,0 +1,368 @@
+"""Transactions over a database that a URL names. The only module that knows which database it is.
+
+Guarantees: one writer at a time, readers never wait for it; what one `begin()` block writes is there as a whole or not
+at all, whenever the process dies, and numbers that the database counts out become visible in their order; the schema is
+brought up to date on opening, and a database of a newer Harena is refused. On SQLite a loss of power may take the last
+moments with it unless `synchronous="full"`; a killed process loses nothing. PostgreSQL is chosen by its URL and gives
+the same; only `single()` lets its writers work side by side. Threads may share one; a process opens its own. Who asked
+with `on_commit` is told what a transaction of this process has changed, after it is there for all to see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.dialects import postgresql, sqlite
+
+from harena.arena.db import models
+from harena.arena.db.models import StoreError
+from harena.errors import BackendUnavailable, SpecError
+
+BUSY_S = 30.0
+"""How long a write waits for another process's. A transaction of ours takes milliseconds at most."""
+CONNECT_S = 10
+HOLD_S = 5.0
+"""How long `hold` waits: a server needs a moment to see that a process was killed."""
+PRAGMAS = (
+    f"PRAGMA busy_timeout={int(BUSY_S * 1000)}",
+    "PRAGMA journal_mode=WAL",
+    "PRAGMA foreign_keys=ON",
+    "PRAGMA trusted_schema=OFF",
+    "PRAGMA temp_store=MEMORY",
+    "PRAGMA cache_size=-32768",  # 32 MiB
+    "PRAGMA mmap_size=268435456",
+    "PRAGMA journal_size_limit=67108864",
+)
+_log = logging.getLogger("harena.arena")
+# PostgreSQL's advisory locks, one for who writes and one for who serves; they are numbers of our choice ("harena").
+_TURN = sa.select(sa.func.pg_advisory_xact_lock(0x6861_7265_6E61))
+_HOLD = sa.select(sa.func.pg_try_advisory_lock(0x6861_7265_6E62))
+
+Changes = frozenset[str]
+"""What a transaction has noted: "events", and "jobs:KIND" for each kind of job that was added, ended or given back."""
+Migration = Callable[[sa.Connection], None]
+
+
+def _second_secrets(connection: sa.Connection) -> None:
+    """Version 2: draws, practices and finals. A season that runs gets a second secret for its finals."""
+    seasons, standings = models.seasons, models.standings
+    for column in (seasons.c.final_secret, standings.c.final):
+        words = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {words}")
+    for table in (models.draws, models.practices, models.finalists):
+        table.create(connection)
+    running = sa.select(seasons.c.id).where(seasons.c.ended_at.is_(None))
+    for season_id in connection.execute(running).scalars().all():
+        of = seasons.update().where(seasons.c.id == season_id)
+        connection.execute(of.values(final_secret=secrets.token_bytes(32)))
+
+
+def _fair_turns(connection: sa.Connection) -> None:
+    """Version 3: jobs have shares and take turns. Those that wait keep their order, before all that come after them."""
+    jobs = models.jobs
+    for column in (jobs.c.share, jobs.c.part, jobs.c.turn, jobs.c.cost_s, jobs.c.yielded):
+        words = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE jobs ADD COLUMN {words}")
+    connection.exec_driver_sql("DROP INDEX jobs_in_order")
+    for index in jobs.indexes:
+        if index.name in ("jobs_in_order", "jobs_of_share"):
+            index.create(connection)
+
+
+MIGRATIONS: dict[int, Migration] = {2: _second_secrets, 3: _fair_turns}
+"""By the version they lead to; each starts from the one before. A new database is made as `models` says."""
+
+
+class DatabaseInUse(SpecError):
+    """Another process serves this database: stop it, or choose another database."""
+
+
+class Database:
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float] = time.time,
+        synchronous: Literal["normal", "full"] = "normal",
+    ) -> None:
+        """`url` as SQLAlchemy reads it: "sqlite:////data/arena.db", "postgresql://…"."""
+        self.clock = clock
+        self.engine = _engine(url, synchronous)
+        self._local = threading.local()
+        self._listeners: tuple[Callable[[Changes], object], ...] = ()
+        embedded = self.engine.dialect.name == "sqlite"
+        self._writer = _OneWriter(self.engine) if embedded else _OneInTurn(self.engine)
+        # A statement outside of `begin()` is on its own on both, and PostgreSQL need not be told where it ends.
+        self._alone = self.engine if embedded else self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._told = contextlib.nullcontext if embedded else _in_our_words
+        self._holder: sa.Connection | None = None
+        self._insert = sqlite.insert if embedded else postgresql.insert
+        try:
+            with self.begin() as connection:
+                _migrate(connection, self.clock())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._holder is not None:
+            self._holder.close()
+        self.engine.dispose()
+
+    def hold(self) -> None:
+        """From now on, and until this is closed or its process ends, this process serves the database. Raises
+        DatabaseInUse while another one does. A restart of the server ends it, too: then jobs have their leases. An
+        SQLite file has no such lock: whoever serves it has locked its folder."""
+        if self.engine.dialect.name == "sqlite":
+            return
+        deadline = time.monotonic() + HOLD_S
+        with self._told(), contextlib.ExitStack() as stack:
+            holder = stack.enter_context(self._alone.connect())
+            holder.detach()  # not for the pool: the lock ends with the connection
+            # So that the server learns within a minute of a machine that lost its power.
+            holder.exec_driver_sql("SET tcp_keepalives_idle = 15; SET tcp_keepalives_interval = 5")
+            while not holder.scalar(_HOLD):
+                if time.monotonic() >= deadline:
+                    raise DatabaseInUse("another process serves this database already: stop it, or choose another")
+                time.sleep(0.1)
+            stack.pop_all()
+            self._holder = holder
+
+    @contextmanager
+    def begin(self) -> Generator[sa.Connection]:
+        """A write transaction. Inside another one of the same thread it joins it: the outermost commits. A method of
+        the store that raises one of `models`' errors or a SpecError has written nothing, so a block may go on."""
+        joined = self._joined()
+        if joined is not None:
+            yield joined
+            return
+        self._local.changes = changes = set[str]()
+        with self._told(), self._writer.begin() as connection:
+            self._local.connection = connection
+            try:
+                yield connection
+            finally:
+                self._local.connection = None
+        if changes:
+            self._announce(frozenset(changes))
+
+    @contextmanager
+    def single(self) -> Generator[sa.Connection]:
+        """For one statement that checks and changes its rows by itself, as a claim does, and notes nothing: on
+        PostgreSQL it does not wait for the writer. Inside `begin()` it is a part of that."""
+        if self._joined() is not None or self._alone is self.engine:
+            with self.begin() as connection:
+                yield connection
+            return
+        with self._told(), self._alone.connect() as connection:
+            yield connection
+
+    def note(self, change: str) -> None:
+        """Inside `begin()`: what to tell the listeners of, once it is committed."""
+        self._local.changes.add(change)
+
+    def on_commit(self, listener: Callable[[Changes], object]) -> Callable[[], None]:
+        """Has `listener` called after each commit of this process that noted a change, by the thread that committed:
+        it must be quick. Returns what ends that."""
+        self._listeners += (listener,)
+
+        def remove() -> None:
+            self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        return remove
+
+    def _announce(self, changes: Changes) -> None:
+        for listener in self._listeners:
+            try:
+                listener(changes)
+            except Exception:  # what was written is written
+                _log.exception("a listener for commits failed")
+
+    @contextmanager
+    def read(self) -> Generator[sa.Connection]:
+        """For queries; inside `begin()` they see what it wrote."""
+        joined = self._joined()
+        if joined is not None:
+            yield joined
+            return
+        with self._told(), self._alone.connect() as connection:
+            yield connection
+
+    def insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+        """An INSERT that knows ON CONFLICT."""
+        return self._insert(table)
+
+    def row(self, statement: sa.Executable, values: Mapping[str, Any] | None = None) -> sa.RowMapping | None:
+        with self.read() as connection, _storable_values():
+            return connection.execute(statement, values).mappings().first()
+
+    def rows(self, statement: sa.Executable, values: Mapping[str, Any] | None = None) -> list[sa.RowMapping]:
+        with self.read() as connection, _storable_values():
+            return list(connection.execute(statement, values).mappings())
+
+    def _joined(self) -> sa.Connection | None:
+        return getattr(self._local, "connection", None)
+
+
+class _OneWriter:
+    """SQLite has one writer at a time. Threads queue for it here, because SQLite's own way of waiting is to sleep and
+    look again, and share its connection, because getting one from the pool costs more than a claim."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self.turn = threading.Lock()
+        self.connection: sa.Connection | None = None
+
+    @contextmanager
+    def begin(self) -> Generator[sa.Connection]:
+        with self.turn:
+            if self.connection is None:
+                self.connection = self.engine.connect()
+                self.driver: Any = self.connection.connection.dbapi_connection
+            try:
+                self._begin()
+                yield self.connection
+                self.connection.commit()
+                self.driver.commit()
+            except BaseException:
+                self._drop()  # rolls back
+                raise
+
+    def _begin(self) -> None:
+        try:
+            self.driver.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            raise StoreError(f"the database cannot be written now: {error}") from error
+
+    def close(self) -> None:
+        with self.turn:
+            self._drop()
+
+    def _drop(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
+
+class _OneInTurn:
+    """PostgreSQL has many writers at a time. Here they queue, threads before they take a connection and processes by a
+    lock that ends with the transaction, after it can be seen. So nobody counts on what another is about to change, no
+    two wait for each other, and who has read up to an event's number has missed none below it."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self.turn = threading.Lock()
+
+    @contextmanager
+    def begin(self) -> Generator[sa.Connection]:
+        with self.turn, self.engine.begin() as connection:
+            connection.execute(_TURN)
+            yield connection
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def _storable_values() -> Generator[None]:
+    """A search for what cannot be in a database, such as half a surrogate pair or 10**30, is the caller's error."""
+    try:
+        yield
+    except (UnicodeEncodeError, OverflowError, exc.DataError) as error:
+        raise SpecError("a value that no database can hold") from error
+
+
+@contextmanager
+def _in_our_words() -> Generator[None]:
+    """A server that is away, shuts down, or lets us wait too long is no bug, and may be back the next time."""
+    try:
+        yield
+    except (exc.OperationalError, exc.InterfaceError) as error:
+        why = str(error.orig).strip().partition("\n")[0] or "the connection was lost"
+        raise StoreError(f"the database cannot be used now: {why}") from error
+    except exc.TimeoutError as error:
+        raise StoreError("the database cannot be used now: all connections are in use") from error
+
+
+def log_failure(log: logging.Logger, what: str, error: Exception) -> None:
+    """One line for a database that is away, which its host can mend; the traceback for what is our fault."""
+    log.error("%s: %s", what, error, exc_info=not isinstance(error, StoreError))
+
+
+def columns(table: sa.Table, record: type) -> list[sa.Column[Any]]:
+    """Those of the table that the dataclass has fields for."""
+    names = [field.name for field in dataclasses.fields(record)]
+    return [table.c[name] for name in names if name in table.c]
+
+
+def _engine(url: str, synchronous: str) -> sa.Engine:
+    try:
+        parsed = sa.make_url(url)
+    except exc.ArgumentError as error:
+        raise SpecError("the database's URL is of the form sqlite:////folder/arena.db or postgresql://…") from error
+    name = parsed.get_backend_name()
+    if name == "postgresql":
+        return _postgresql(parsed)
+    if name != "sqlite":
+        raise SpecError(f"no support for {name} databases: use sqlite or postgresql")
+    if parsed.database in (None, "", ":memory:"):
+        raise SpecError("SQLite needs a file, as in sqlite:////data/arena.db: workers share it")
+    engine = sa.create_engine(parsed, pool_size=16, max_overflow=48, pool_timeout=BUSY_S)
+
+    def connected(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # the driver starts no transactions of its own
+        for pragma in (*PRAGMAS, f"PRAGMA synchronous={synchronous}"):
+            connection.execute(pragma).close()
+
+    event.listen(engine, "connect", connected)
+    return engine
+
+
+def _postgresql(url: sa.URL) -> sa.Engine:
+    if url.drivername not in ("postgresql", "postgresql+psycopg"):
+        raise SpecError(f"no support for the driver of {url.drivername}: use postgresql://…")
+    ours = {"connect_timeout": str(CONNECT_S), "application_name": "harena", "client_encoding": "utf8"}
+    url = url.set(drivername="postgresql+psycopg")
+    url = url.update_query_dict({name: value for name, value in ours.items() if name not in url.query})
+    try:
+        # A connection from the pool is asked first whether it still is one: the server may have been restarted.
+        engine = sa.create_engine(url, pool_size=16, max_overflow=32, pool_timeout=BUSY_S, pool_pre_ping=True)
+    except ImportError as error:
+        raise BackendUnavailable("a PostgreSQL database needs psycopg: pip install 'harena[postgres]'") from error
+
+    def connected(connection: Any, _: object) -> None:
+        connection.execute(f"SET lock_timeout = {int(BUSY_S * 1000)}")
+        connection.commit()
+
+    event.listen(engine, "connect", connected)
+    return engine
+
+
+def _migrate(connection: sa.Connection, now: float) -> None:
+    if connection.dialect.name == "postgresql":
+        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+        if encoding != "UTF8":
+            raise SpecError(f"the database's encoding is {encoding}: make one with `createdb --encoding UTF8`")
+    table = models.schema_version
+    if not sa.inspect(connection).has_table(table.name):
+        models.metadata.create_all(connection)
+        connection.execute(table.insert().values(version=models.SCHEMA_VERSION, applied_at=now))
+        return
+    found = connection.scalar(sa.select(sa.func.max(table.c.version))) or 0
+    if found > models.SCHEMA_VERSION:
+        raise StoreError(f"the database has schema {found}, this Harena knows {models.SCHEMA_VERSION}: update Harena")
+    for version in range(found + 1, models.SCHEMA_VERSION + 1):
+        MIGRATIONS[version](connection)
+        connection.execute(table.insert().values(version=version, applied_at=now))

@@ -1,0 +1,407 @@
+"""The match log and the ratings that follow from it.
+
+Guarantees: matches are numbered in the order in which they were created, and read in that order; a match ends once; a
+rated match that finished moves each rating once, and a void, cancelled or unrated one none. Does not compute ratings.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import sqlalchemy as sa
+
+from harena.arena.db import models
+from harena.arena.db.accounts import Accounts
+from harena.arena.db.database import columns
+from harena.arena.db.models import (
+    Conflict,
+    MatchKind,
+    MatchState,
+    NotFound,
+    digest_text,
+    environments,
+    matches,
+    name_text,
+    ratings,
+    reason_text,
+    seats,
+    submissions,
+)
+from harena.errors import SpecError
+
+MAX_SEED = (1 << 64) - 1
+MAX_SEATS = 64
+MAX_NUMBER = (1 << 63) - 1
+MAX_MATCHES = 1000
+"""In one page of a list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    submission_id: str
+    score: float | None
+    """None until the match has a result."""
+    status: str | None
+    """harena.match.result.SeatStatus, by its value."""
+    reason: str | None = None
+    """Why it is not ok. For the agent's owner only."""
+    log_digest: str | None = None
+    """Of what it printed, in the file store. For its owner only."""
+    cpu_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seated:
+    """How a seat came out of a match."""
+
+    score: float
+    status: str
+    reason: str = ""
+    log_digest: str | None = None
+    cpu_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    number: int
+    """Its place in the log."""
+    id: str
+    env_id: str
+    season_id: int | None
+    seed: int
+    """Hidden from agents' owners until the match is over."""
+    rated: bool
+    kind: MatchKind
+    tournament_id: str | None
+    pairing: int | None
+    """Of a tournament: its number in the schedule; of a challenge: the seat of who asked for it."""
+    state: MatchState
+    winner: int | None
+    reason: str
+    steps: int | None
+    wall_s: float | None
+    replay_digest: str | None
+    created_at: float
+    finished_at: float | None
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A match as far as it matters for ratings."""
+
+    number: int
+    winner: int | None
+    at: float
+    """When it ended."""
+    agents: tuple[str, ...]
+    """Submissions, by seat."""
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rating:
+    match_number: int
+    submission_id: str
+    mu: float
+    sigma: float
+    created_at: float
+
+
+class Ladder(Accounts):
+    def create_match(
+        self,
+        env_id: str,
+        participants: Sequence[str],
+        *,
+        seed: int,
+        kind: MatchKind = MatchKind.LADDER,
+        season_id: int | None = None,
+        tournament_id: str | None = None,
+        pairing: int | None = None,
+    ) -> Match:
+        """Submissions by seat. The number is taken here, whenever the match is played. Only the ladder's are rated."""
+        if not 0 <= seed <= MAX_SEED:
+            raise SpecError("a seed has 64 bits and no sign")
+        if not 1 <= len(participants) <= MAX_SEATS:
+            raise SpecError(f"a match has 1 to {MAX_SEATS} seats")
+        match_id = uuid.uuid4().hex
+        values = {
+            "id": match_id, "env_id": env_id, "season_id": season_id, "seed": str(seed), "kind": MatchKind(kind),
+            "rated": kind is MatchKind.LADDER, "tournament_id": tournament_id, "pairing": pairing,
+            "state": MatchState.SCHEDULED, "reason": "", "created_at": self.clock(),
+        }  # fmt: skip
+        with self.begin() as connection:
+            self._lock_environment(env_id)
+            if season_id is not None:
+                self.season(season_id)
+            self._check_participants(env_id, participants)
+            number = connection.scalar(matches.insert().values(values).returning(matches.c.number))
+            rows = [
+                {"match_number": number, "seat": seat, "submission_id": submission_id}
+                for seat, submission_id in enumerate(participants)
+            ]
+            connection.execute(seats.insert(), rows)
+            return self.match(match_id)
+
+    def finish_match(
+        self,
+        match_id: str,
+        state: MatchState,
+        *,
+        seats: Sequence[Seated] = (),
+        winner: int | None = None,
+        replay_digest: str | None = None,
+        reason: str = "",
+        steps: int | None = None,
+        wall_s: float | None = None,
+    ) -> Match:
+        """Once: a second call raises Conflict. `seats` in their order; none when there is no result."""
+        with self.begin() as connection:
+            found = self.match(match_id)
+            _check_result(found, MatchState(state), seats, winner)
+            values = {
+                "state": MatchState(state), "winner": winner, "reason": reason_text(reason),
+                "replay_digest": None if replay_digest is None else digest_text(replay_digest),
+                "steps": steps, "wall_s": wall_s, "finished_at": self.clock(),
+            }  # fmt: skip
+            open_ = (matches.c.id == match_id) & (matches.c.state == MatchState.SCHEDULED)
+            if connection.execute(matches.update().where(open_).values(values)).rowcount != 1:
+                raise Conflict(f"match {match_id} is {found.state} already")
+            for number, seat in enumerate(seats):
+                here = (models.seats.c.match_number == found.number) & (models.seats.c.seat == number)
+                connection.execute(models.seats.update().where(here).values(
+                    score=seat.score, status=seat.status, reason=reason_text(seat.reason), cpu_s=seat.cpu_s,
+                    log_digest=None if seat.log_digest is None else digest_text(seat.log_digest),
+                ))  # fmt: skip
+            return self.match(match_id)
+
+    def match(self, match_id: str) -> Match:
+        found = self._matches(matches.c.id == match_id)
+        if not found:
+            raise NotFound(f"no match {match_id!r:.60}")
+        return found[0]
+
+    def matches_of(self, submission_id: str, *, limit: int = 50) -> list[Match]:
+        """Newest first."""
+        of = sa.select(seats.c.match_number).where(seats.c.submission_id == submission_id).distinct()
+        newest = of.order_by(seats.c.match_number.desc()).limit(limit)
+        return self._matches(matches.c.number.in_(newest))[::-1]
+
+    def matches_where(
+        self,
+        *,
+        env_id: str | None = None,
+        season_id: int | None = None,
+        submission_id: str | None = None,
+        tournament_id: str | None = None,
+        kind: MatchKind | None = None,
+        state: MatchState | None = None,
+        before: int | None = None,
+        limit: int = 50,
+    ) -> list[Match]:
+        """Newest first; `before`: only with smaller numbers."""
+        wanted = {
+            matches.c.env_id: env_id, matches.c.season_id: season_id, matches.c.tournament_id: tournament_id,
+            matches.c.kind: kind, matches.c.state: state,
+        }  # fmt: skip
+        which = sa.select(matches.c.number).where(*(col == value for col, value in wanted.items() if value is not None))
+        if submission_id is not None:
+            played = sa.select(seats.c.match_number).where(seats.c.submission_id == submission_id)
+            which = which.where(matches.c.number.in_(played))
+        if before is not None:
+            which = which.where(matches.c.number < before)
+        newest = which.order_by(matches.c.number.desc()).limit(max(1, min(limit, MAX_MATCHES)))
+        return self._matches(matches.c.number.in_(newest))[::-1]
+
+    def open_matches(self, *, env_id: str | None = None) -> list[Match]:
+        """Those that have no result yet, oldest first."""
+        # Every one by name, because the index starts with it.
+        somewhere = matches.c.env_id.in_(sa.select(environments.c.env_id))
+        where = somewhere if env_id is None else matches.c.env_id == env_id
+        return self._matches(where & (matches.c.state == MatchState.SCHEDULED))
+
+    def open_challenges(self, owner_id: str) -> int:
+        """Challenge games that this owner has asked for and that have no result yet."""
+        query = (
+            sa.select(sa.func.count().label("n"))
+            .select_from(matches)
+            .join(seats, (seats.c.match_number == matches.c.number) & (seats.c.seat == matches.c.pairing))
+            .join(submissions, submissions.c.id == seats.c.submission_id)
+            .where(matches.c.state == MatchState.SCHEDULED, matches.c.kind == MatchKind.CHALLENGE)
+            .where(submissions.c.owner_id == owner_id)
+        )
+        row = self.row(query)
+        return row["n"] if row else 0
+
+    def match_log(
+        self, env_id: str, *, season_id: int | None = None, after: int = 0, limit: int = 1000
+    ) -> list[Match]:  # fmt: skip
+        """Rated matches with a result, in order of creation, up to the first one that is still open: a fold over them
+        gives the same ratings whenever it is taken up again. With a season: its own only."""
+        which = sa.select(matches.c.number).where(
+            *_within(env_id, season_id), matches.c.state == MatchState.FINISHED, matches.c.rated.is_(True),
+            matches.c.number > after, matches.c.number <= self.settled_up_to(env_id, season_id=season_id),
+        )  # fmt: skip
+        return self._matches(matches.c.number.in_(which.order_by(matches.c.number).limit(limit)))
+
+    def settled_up_to(self, env_id: str, *, season_id: int | None = None) -> int:
+        """The number before that of the first rated match that is still open; the largest there is, if none is."""
+        first = sa.select(sa.func.min(matches.c.number).label("n")).where(
+            *_within(env_id, season_id), matches.c.rated.is_(True), matches.c.state == MatchState.SCHEDULED
+        )  # fmt: skip
+        row = self.row(first)
+        return MAX_NUMBER if row is None or row["n"] is None else row["n"] - 1
+
+    def results(self, env_id: str, *, season_id: int, after: int, up_to: int, limit: int = 10_000) -> list[Result]:
+        """What `match_log` has, with no more than ratings need: for a long log."""
+        log = sa.select(matches.c.number, matches.c.winner, matches.c.finished_at).where(
+            *_within(env_id, season_id), matches.c.state == MatchState.FINISHED, matches.c.rated.is_(True),
+            matches.c.number > after, matches.c.number <= up_to,
+        ).order_by(matches.c.number).limit(limit).subquery()  # fmt: skip
+        query = sa.select(log, seats.c.submission_id, seats.c.score).join(seats, seats.c.match_number == log.c.number)
+        found: list[Result] = []
+        with self.read() as connection:
+            rows = connection.execute(query.order_by(log.c.number, seats.c.seat))
+            for (number, winner, at), group in groupby(rows, key=lambda row: row[:3]):
+                agents, scores = zip(*((row[3], row[4] or 0.0) for row in group), strict=True)
+                found.append(Result(number=number, winner=winner, at=at or 0.0, agents=agents, scores=scores))
+        return found
+
+    def ended(self, env_id: str, *, season_id: int) -> dict[str, int]:
+        """How many ladder matches of each submission have ended, with a result or without."""
+        over = [*_within(env_id, season_id), matches.c.rated.is_(True), matches.c.state != MatchState.SCHEDULED]
+        query = sa.select(seats.c.submission_id, sa.func.count().label("n")).join(
+            matches, matches.c.number == seats.c.match_number
+        )  # fmt: skip
+        rows = self.rows(query.where(*over).group_by(seats.c.submission_id))
+        return {row["submission_id"]: row["n"] for row in rows}
+
+    # ---- ratings ----
+
+    def record_ratings(self, after: Mapping[int, Mapping[str, tuple[float, float]]]) -> None:
+        """mu and sigma by submission, after each of these matches. Once: when one of them has moved its ratings
+        already, it raises Conflict and changes nothing."""
+        if not all(math.isfinite(part) for of in after.values() for pair in of.values() for part in pair):
+            raise SpecError("a rating is a pair of finite numbers")
+        now, numbers = self.clock(), list(after)
+        rows = [
+            {"match_number": number, "submission_id": submission_id, "mu": mu, "sigma": sigma, "created_at": now}
+            for number, of in after.items()
+            for submission_id, (mu, sigma) in of.items()
+        ]
+        with self.begin() as connection:
+            found = {match.number: match for match in self._matches(matches.c.number.in_(numbers))}
+            for number, of in after.items():
+                _check_moves(number, found.get(number), of)
+            done = sa.select(ratings.c.match_number).where(ratings.c.match_number.in_(numbers)).limit(1)
+            if (row := self.row(done)) is not None:
+                raise Conflict(f"match {row['match_number']} has moved its ratings already")
+            if rows:
+                connection.execute(ratings.insert(), rows)
+
+    def rating_history(self, submission_id: str) -> list[Rating]:
+        query = sa.select(*columns(ratings, Rating)).where(ratings.c.submission_id == submission_id)
+        return [Rating(**row) for row in self.rows(query.order_by(ratings.c.match_number))]
+
+    def ratings(self, env_id: str, *, season_id: int | None = None) -> dict[str, Rating]:
+        """The latest of each submission that has one; with a season, the latest of that season."""
+        newest = (
+            sa.select(ratings.c.submission_id, sa.func.max(ratings.c.match_number).label("number"))
+            .join(matches, matches.c.number == ratings.c.match_number)
+            .where(*_within(env_id, season_id))
+            .group_by(ratings.c.submission_id)
+            .subquery()
+        )
+        same = (ratings.c.submission_id == newest.c.submission_id) & (ratings.c.match_number == newest.c.number)
+        rows = self.rows(sa.select(*columns(ratings, Rating)).join(newest, same))
+        return {row["submission_id"]: Rating(**row) for row in rows}
+
+    def rated_up_to(self, env_id: str, *, season_id: int | None = None) -> int:
+        """The number of the last match that moved ratings here; 0: none has."""
+        moved = sa.exists().where(ratings.c.match_number == matches.c.number)
+        newest = sa.select(matches.c.number).where(
+            *_within(env_id, season_id), matches.c.state == MatchState.FINISHED, moved
+        )  # fmt: skip
+        row = self.row(newest.order_by(matches.c.number.desc()).limit(1))
+        return row["number"] if row else 0
+
+    def all_ratings(self, env_id: str, *, season_id: int) -> list[Rating]:
+        """In the order of the matches, then of the submissions' ids."""
+        query = sa.select(*columns(ratings, Rating)).join(matches, matches.c.number == ratings.c.match_number)
+        order = ratings.c.match_number, ratings.c.submission_id
+        return [Rating(**row) for row in self.rows(query.where(*_within(env_id, season_id)).order_by(*order))]
+
+    def replace_ratings(self, env_id: str, history: Sequence[Rating], *, season_id: int) -> None:
+        """All of a season, as they were made again from its log."""
+        of = sa.select(matches.c.number).where(*_within(env_id, season_id))
+        rows = [{column.name: getattr(one, column.name) for column in columns(ratings, Rating)} for one in history]
+        with self.begin() as connection:
+            connection.execute(ratings.delete().where(ratings.c.match_number.in_(of)))
+            if rows:
+                connection.execute(ratings.insert(), rows)
+
+    # ---- parts ----
+
+    def _lock_environment(self, env_id: str) -> None:
+        """So that numbers also become visible in their order."""
+        self.row(sa.select(environments.c.env_id).where(environments.c.env_id == env_id).with_for_update())
+        self.environment(env_id)
+
+    def _check_participants(self, env_id: str, participants: Sequence[str]) -> None:
+        of = (submissions.c.env_id == env_id) & submissions.c.id.in_(list(participants))
+        known = {row["id"] for row in self.rows(sa.select(submissions.c.id).where(of))}
+        for submission_id in participants:
+            if submission_id not in known:
+                raise NotFound(f"no submission {submission_id!r:.60} in {env_id}")
+
+    def _matches(self, which: sa.ColumnElement[bool]) -> list[Match]:
+        """In order, each with its seats."""
+        rows = self.rows(_MATCHES.where(which).order_by(matches.c.number, seats.c.seat))
+        found: list[Match] = []
+        for _, group in groupby(rows, key=lambda row: row["number"]):
+            of = list(group)
+            taken = tuple(Seat(**{name: row[f"seat_{name}"] for name in _SEAT_FIELDS}) for row in of)
+            fields: dict[str, Any] = {name: of[0][name] for name in _MATCH_FIELDS}
+            fields["seed"] = int(fields["seed"])
+            found.append(Match(**fields, seats=taken))
+        return found
+
+
+_MATCH_COLUMNS = columns(matches, Match)
+_MATCH_FIELDS = [column.name for column in _MATCH_COLUMNS]
+_SEAT_COLUMNS = columns(seats, Seat)
+_SEAT_FIELDS = [column.name for column in _SEAT_COLUMNS]
+_MATCHES = sa.select(
+    *_MATCH_COLUMNS, *(column.label(f"seat_{column.name}") for column in _SEAT_COLUMNS)
+).join(seats, seats.c.match_number == matches.c.number)  # fmt: skip
+
+
+def _within(env_id: str, season_id: int | None) -> list[sa.ColumnElement[bool]]:
+    return [matches.c.env_id == env_id, *([] if season_id is None else [matches.c.season_id == season_id])]
+
+
+def _check_moves(number: int, match: Match | None, after: Mapping[str, object]) -> None:
+    if match is None or not match.rated or match.state is not MatchState.FINISHED:
+        raise Conflict(f"match {number} moves no rating")
+    if not after or not set(after) <= {seat.submission_id for seat in match.seats}:
+        raise SpecError(f"ratings after match {number} are of those who played it")
+
+
+def _check_result(match: Match, state: MatchState, seats: Sequence[Seated], winner: int | None) -> None:
+    expected = len(match.seats) if state in (MatchState.FINISHED, MatchState.TIMEOUT) else 0
+    if state is MatchState.SCHEDULED:
+        raise SpecError("a match ends as finished, timeout, cancelled or void")
+    if len(seats) != expected:
+        raise SpecError(f"a {state} match of {len(match.seats)} seats has {expected} results of seats")
+    for seat in seats:
+        name_text(seat.status, "a seat's status", max_chars=16)
+    if not all(math.isfinite(seat.score) and math.isfinite(seat.cpu_s) for seat in seats):
+        raise SpecError("scores and times are finite numbers")
+    if winner is not None and not 0 <= winner < expected:
+        raise SpecError(f"the winner {winner} is not a seat of the match")

@@ -1,0 +1,233 @@
+"""Matches of the arena, from making to result. Guarantees: a match and the job that plays it are made in one
+transaction, and so are its result and the end of that job; a match whose job is gone is void and does not stay open,
+since ratings wait for it; nothing public holds what belongs to an agent's owner: what it printed, and why it failed.
+Does not decide who plays: `matchmaker`, `tournaments` and `challenges` do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from harena.arena.db.files import FileStore
+from harena.arena.db.models import Conflict, JobState, MatchKind, MatchState, environments, jobs, matches
+from harena.arena.db.store import Notice, Store
+from harena.arena.events.bus import Hub
+from harena.arena.ladder.log import Match, Seated
+from harena.arena.queue.jobs import Job, Queue, share_of
+from harena.arena.queue.workers import Commit
+from harena.arena.settings import EnvironmentSettings
+from harena.arena.submissions.evaluate import LOST, Cancelled
+from harena.arena.submissions.service import Submissions
+from harena.errors import HarenaError, SpecError
+from harena.match.replay import format as replay_format
+from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.run.runner import Handle, Runner
+
+JOB = "match"
+POLL_S = 0.2
+FINISHED = "finished"
+"""The kind of the event of a match that has ended, however it ended."""
+_STATES = {MatchStatus.FINISHED: MatchState.FINISHED, MatchStatus.TIMEOUT: MatchState.TIMEOUT}
+
+
+class Matches:
+    def __init__(
+        self, store: Store, queue: Queue, files: FileStore, hub: Hub, runner: Runner, submissions: Submissions
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._queue = queue
+        self._files = files
+        self._hub = hub
+        self._runner = runner
+        self._submissions = submissions
+        hub.add_listener(self._heard)
+
+    @property
+    def at_once(self) -> int:
+        """As many as can be played."""
+        return self._runner.workers
+
+    def create(
+        self,
+        env_id: str,
+        participants: Sequence[str],
+        *,
+        kind: MatchKind,
+        season_id: int | None,
+        seed: int | None = None,
+        tournament_id: str | None = None,
+        pairing: int | None = None,
+    ) -> Match:
+        """Submissions by seat. Without a seed, one that nobody can guess. Raises Conflict when the season has ended."""
+        seed = secrets.randbits(63) if seed is None else seed
+        with self._store.begin():
+            if season_id is not None and self._store.season(season_id).ended_at is not None:
+                raise Conflict("the season has ended")
+            match = self._store.create_match(
+                env_id, participants, seed=seed, kind=kind, season_id=season_id, tournament_id=tournament_id,
+                pairing=pairing,
+            )  # fmt: skip
+            self._queue.enqueue(JOB, {"match_id": match.id}, key=_key(match.id), share=self._share(match))
+            self._tell(match, "scheduled")
+            return match
+
+    def play(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
+        """The handler of its job."""
+        match = self._store.match(job.payload["match_id"])
+        if match.state is not MatchState.SCHEDULED:
+            return lambda: None
+        if job.attempts > 1:
+            self._hub.end_frames(match.id)  # what the attempt before has shown
+        spec = play_spec(self._store, self._submissions, match)
+        handle = self._runner.submit(spec, lambda event: self._hub.frame(match.id, public(event)))
+        result = _wait(handle, cancelled)
+        end = self._end(result)
+        return lambda: self._finish(match.id, **end)
+
+    def void(self, match_id: str, reason: str) -> None:
+        """The platform could not play it. Nothing happens to one that has ended."""
+        self._finish(match_id, state=MatchState.VOID, reason=reason)
+
+    def cancel(self, open_: Sequence[Match], reason: str) -> None:
+        """With their jobs. Whoever plays one of them drops it."""
+        with self._store.begin():
+            for match in open_:
+                job = self._queue.find(_key(match.id))
+                if job is not None:
+                    self._queue.cancel(job.id, reason=reason)
+                self._finish(match.id, state=MatchState.CANCELLED, reason=reason)
+
+    def sweep(self) -> None:
+        """Voids open matches that no job will play, because somebody cancelled it."""
+        at_hand = sa.exists().where(
+            jobs.c.key == sa.literal(_key("")) + matches.c.id, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
+        )  # fmt: skip
+        # Every one by name, because the index starts with it.
+        somewhere = matches.c.env_id.in_(sa.select(environments.c.env_id))
+        stray = sa.select(matches.c.id).where(somewhere, matches.c.state == MatchState.SCHEDULED, ~at_hand)
+        with self._store.begin():
+            for row in self._store.rows(stray):
+                self.void(row["id"], "its job was called off")
+
+    # ---- parts ----
+
+    def _share(self, match: Match) -> str:
+        """Ladders, tournaments and owners who challenge take turns: none of them can keep the others waiting."""
+        if match.kind is MatchKind.CHALLENGE:
+            challenger = match.seats[match.pairing or 0].submission_id
+            return share_of(self._store.submission(challenger).owner)[0]
+        if match.kind is MatchKind.TOURNAMENT:
+            return f"tournament:{match.tournament_id}"
+        return f"ladder:{match.season_id}"
+
+    def _end(self, result: MatchResult) -> dict[str, Any]:
+        """What is to be stored of a result; its files are stored here."""
+        fault = _platform_fault(result)
+        if fault:
+            return {"state": MatchState.VOID, "reason": fault}
+        replay = result.replay and self._files.put(public_replay(result.replay))
+        seats = [(seat.agent, seat.status.value) for seat in result.seats]
+        return {
+            "state": _STATES[result.status], "winner": result.winner,
+            "reason": public_reason(result.reason, seats) or result.error,
+            "steps": result.steps, "wall_s": result.wall_s, "replay_digest": replay or None,
+            "seats": [self._seated(seat) for seat in result.seats],
+        }  # fmt: skip
+
+    def _seated(self, seat: SeatResult) -> Seated:
+        log = seat.log.encode("utf-8", "replace")
+        return Seated(
+            score=seat.score, status=seat.status.value, reason=seat.reason, cpu_s=seat.cpu_s,
+            log_digest=self._files.put(log) if log else None,
+        )  # fmt: skip
+
+    def _finish(self, match_id: str, **end: Any) -> None:
+        with self._store.begin():
+            if self._store.match(match_id).state is MatchState.SCHEDULED:
+                self._tell(self._store.finish_match(match_id, **end), FINISHED)
+
+    def _tell(self, match: Match, kind: str) -> None:
+        body = {"id": match.id, "number": match.number, "env_id": match.env_id, "state": match.state.value,
+                "kind": match.kind.value, "winner": match.winner, "tournament_id": match.tournament_id,
+                "submissions": [seat.submission_id for seat in match.seats]}  # fmt: skip
+        for topic in (f"matches:{match.env_id}", f"match:{match.id}"):
+            self._store.publish(topic, kind, body)
+
+    def _heard(self, notice: Notice) -> None:
+        if notice.kind == FINISHED and notice.topic.startswith("match:"):
+            self._hub.end_frames(notice.body["id"])
+
+
+def play_spec(store: Store, submissions: Submissions, match: Match) -> MatchSpec:
+    """How it is played, now or again."""
+    settings = EnvironmentSettings.parse(store.environment(match.env_id).settings)
+    agents: list[AgentCode] = []
+    for seat in match.seats:
+        code = submissions.code(store.submission(seat.submission_id))
+        if not isinstance(code, AgentCode):
+            raise SpecError(f"submission {seat.submission_id} is a script, which cannot play matches")
+        agents.append(code)
+    return MatchSpec(
+        environment=match.env_id, agents=tuple(agents), seed=match.seed, match_id=match.id, clock=settings.clock,
+        memory_mb=settings.memory_mb, processes=settings.processes, stalling_loses=True,
+    )  # fmt: skip
+
+
+def public(event: dict[str, Any]) -> dict[str, Any]:
+    """What everybody may see of what a running match tells."""
+    if event.get("type") != "finished":
+        return event
+    result = event["result"]
+    shown = {name: result[name] for name in ("status", "winner", "scores", "steps")}
+    shown["seats"] = [{"status": seat["status"]} for seat in result["seats"]]
+    shown["reason"] = public_reason(result["reason"], [(seat["agent"], seat["status"]) for seat in result["seats"]])
+    return {**event, "result": shown}
+
+
+def public_reason(reason: str, seats: Sequence[tuple[str, str]]) -> str:
+    """Why a match ended, by the agents' names and statuses. Why an agent failed may quote what its code says or
+    printed: that is for its owner."""
+    failed = [f"{agent}: {status}" for agent, status in seats if status != SeatStatus.OK.value]
+    return ", ".join(failed) or reason
+
+
+def public_replay(replay: bytes) -> bytes:
+    """The same game, without the words for the owners."""
+    record = replay_format.decode(replay)
+    statuses = [status for status, _ in record.seats]
+    reason = public_reason(record.reason, list(zip(record.agents, statuses, strict=True)))
+    seats = tuple((status, "") for status in statuses)
+    return replay_format.encode(dataclasses.replace(record, reason=reason, seats=seats))
+
+
+def _platform_fault(result: MatchResult) -> str:
+    if result.status is MatchStatus.CANCELLED:
+        raise Cancelled(result.error)
+    if result.status is MatchStatus.VOID:
+        return result.error or "no result"
+    if any(seat.reason == LOST for seat in result.seats):
+        return "an agent's box was lost"
+    if not all(map(math.isfinite, result.scores)):
+        return f"{result.environment} gave scores that are no numbers"
+    return ""
+
+
+def _wait(handle: Handle, cancelled: Callable[[], bool]) -> MatchResult:
+    while True:
+        try:
+            return handle.result(timeout=POLL_S)
+        except TimeoutError as error:
+            if isinstance(error, HarenaError):
+                raise  # the match's own, not that of this wait
+        if cancelled():
+            handle.cancel()
+
+
+def _key(match_id: str) -> str:
+    return f"match:{match_id}"

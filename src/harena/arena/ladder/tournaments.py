@@ -1,0 +1,414 @@
+"""Tournaments of the arena: `harena.match.series.tournament` says who plays whom, the match log remembers what was
+played. Guarantees: the same settings and results give the same tournament, so one that was interrupted carries on where
+it was; results count in the order of the schedule; a void game is played again. None of its games moves a rating.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from harena.arena.db.models import (
+    Board,
+    Conflict,
+    EnvironmentKind,
+    MatchKind,
+    MatchState,
+    NotFound,
+    State,
+    TournamentState,
+    name_text,
+    tournaments,
+)
+from harena.arena.db.store import MAX_PAGE, Store
+from harena.arena.ladder.log import Match
+from harena.arena.ladder.matches import Matches
+from harena.arena.ladder.standings import Standings
+from harena.errors import SpecError
+from harena.match import registry
+from harena.match.series import tournament
+from harena.match.series.schedule import Pairing, Schedule
+
+FORMATS = ("round-robin", "swiss", "elimination", "double-elimination")
+MAX_PARTICIPANTS = 128
+MAX_GAMES = 5000
+"""Of all participants together: the result keeps the id of each."""
+MAX_GAMES_EACH = 100
+AHEAD = 2
+"""Games of one tournament that are open, for each that can be played at once."""
+TELL_S = 0.5
+"""Between two changes of the stored result: a large one takes a while to write."""
+_log = logging.getLogger("harena.arena")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tournament:
+    """Without its seed, which nobody needs to know before the games are over."""
+
+    id: str
+    env_id: str
+    season_id: int | None
+    name: str
+    format: str
+    finals: bool
+    """It decides its season."""
+    participants: tuple[str, ...]
+    """Submissions; what the result calls an agent is an index of these."""
+    games: int
+    """Of each meeting."""
+    rounds: int
+    """Of a Swiss tournament."""
+    state: TournamentState
+    result: dict[str, Any]
+    """rounds, standings and notes, as far as they are known."""
+    created_at: float
+    finished_at: float | None
+
+
+class Tournaments:
+    def __init__(self, store: Store, standings: Standings, matches: Matches) -> None:
+        self._store = store
+        self._standings = standings
+        self._matches = matches
+        self._under_way: dict[str, _UnderWay] = {}
+        self._lock = threading.Lock()
+
+    def create(
+        self,
+        env_id: str,
+        name: str,
+        format: str = "round-robin",
+        *,
+        participants: Sequence[str] | None = None,
+        top: int | None = None,
+        games: int = 2,
+        rounds: int | None = None,
+        seed: int | None = None,
+        finals: bool = False,
+    ) -> Tournament:
+        """Of these submissions, or of the `top` of the ladder; the better seeded first. Without a seed, one that
+        nobody can guess. Its games start with the next `advance`."""
+        season = self._store.live_season(env_id)
+        chosen = self._participants(env_id, participants, top)
+        default = max(1, (len(chosen) - 1).bit_length())
+        settings = {
+            "participants": chosen, "games": games, "rounds": default if rounds is None else rounds,
+            "seed": secrets.randbits(63) if seed is None else seed,
+        }  # fmt: skip
+        _check(env_id, format, settings)
+        tournament_id = uuid.uuid4().hex
+        values = {
+            "id": tournament_id, "env_id": env_id, "season_id": season.id if season else None,
+            "name": name_text(name, "a tournament's name"), "format": format, "finals": finals, "settings": settings,
+            "state": TournamentState.RUNNING, "result": _empty(), "created_at": self._store.clock(),
+        }  # fmt: skip
+        with self._store.begin() as connection:
+            connection.execute(tournaments.insert().values(values))
+            made = self.get(tournament_id)
+            self._tell(made)
+            return made
+
+    def get(self, tournament_id: str) -> Tournament:
+        row = self._store.row(sa.select(tournaments).where(tournaments.c.id == tournament_id))
+        if row is None:
+            raise NotFound(f"no tournament {tournament_id!r:.60}")
+        return _tournament(row)
+
+    def list(self, *, env_id: str | None = None, season_id: int | None = None, limit: int = 50) -> list[Tournament]:
+        """Newest first."""
+        query = sa.select(tournaments).order_by(tournaments.c.created_at.desc(), tournaments.c.id)
+        if env_id is not None:
+            query = query.where(tournaments.c.env_id == env_id)
+        if season_id is not None:
+            query = query.where(tournaments.c.season_id == season_id)
+        return [_tournament(row) for row in self._store.rows(query.limit(max(1, min(limit, 1000))))]
+
+    def cancel(self, tournament_id: str) -> Tournament:
+        """With the games that are open; what was played stays."""
+        with self._store.begin():
+            if self.get(tournament_id).state is not TournamentState.RUNNING:
+                raise Conflict("the tournament is over")
+            of = self._store.matches_where(tournament_id=tournament_id, state=MatchState.SCHEDULED, limit=1000)
+            self._matches.cancel(of, "the tournament was cancelled")
+            return self._change(tournament_id, state=TournamentState.CANCELLED, finished_at=self._store.clock())
+
+    def advance(self) -> None:
+        """Takes results in and hands games out, in all tournaments that run. Safe to call at any time."""
+        with self._lock:
+            running = sa.select(tournaments).where(tournaments.c.state == TournamentState.RUNNING)
+            rows = {row["id"]: row for row in self._store.rows(running)}
+            for over in self._under_way.keys() - rows.keys():
+                del self._under_way[over]
+            for tournament_id, row in rows.items():
+                try:
+                    self._advance(tournament_id, row)
+                except Exception:  # the others go on
+                    self._under_way.pop(tournament_id, None)
+                    _log.exception("tournament %s could not go on and will try again", tournament_id)
+
+    # ---- parts ----
+
+    def _advance(self, tournament_id: str, row: sa.RowMapping) -> None:
+        if tournament_id not in self._under_way:
+            self._under_way[tournament_id] = self._take_up(row)
+        under_way = self._under_way[tournament_id]
+        try:
+            with self._store.begin():
+                if self.get(tournament_id).state is TournamentState.RUNNING:
+                    self._step(tournament_id, row, under_way)
+        except BaseException:
+            self._under_way.pop(tournament_id, None)  # it may be ahead of the database
+            raise
+
+    def _step(self, tournament_id: str, row: sa.RowMapping, under_way: _UnderWay) -> None:
+        for match_id in under_way.outstanding:
+            match = self._store.match(match_id)
+            if match.state is not MatchState.SCHEDULED:
+                under_way.ended(match)
+        while not under_way.over and (todo := under_way.todo(AHEAD * self._matches.at_once)):
+            for pairing in todo:
+                match = self._matches.create(
+                    row["env_id"], [row["settings"]["participants"][agent] for agent in pairing.seats],
+                    kind=MatchKind.TOURNAMENT, season_id=row["season_id"], seed=pairing.seed,
+                    tournament_id=tournament_id, pairing=pairing.number,
+                )  # fmt: skip
+                under_way.made(pairing, match)
+        if under_way.over:
+            self._change(
+                tournament_id, state=TournamentState.FINISHED, result=under_way.result(),
+                finished_at=self._store.clock(),
+            )  # fmt: skip
+        elif under_way.news and time.monotonic() - under_way.told_at > TELL_S:
+            under_way.told_at = time.monotonic()
+            self._change(tournament_id, result=under_way.result())
+
+    def _take_up(self, row: sa.RowMapping) -> _UnderWay:
+        """From the match log."""
+        under_way = _UnderWay(_schedule(row["env_id"], row["format"], row["settings"]))
+        made: defaultdict[int, list[Match]] = defaultdict(list)
+        before: int | None = None
+        while page := self._store.matches_where(tournament_id=row["id"], before=before, limit=1000):
+            before = page[-1].number
+            for match in page:
+                made[match.pairing or 0].insert(0, match)
+        under_way.replay(made)
+        return under_way
+
+    def _participants(self, env_id: str, participants: Sequence[str] | None, top: int | None) -> list[str]:
+        environment = self._store.environment(env_id)
+        if environment.kind is not EnvironmentKind.LADDER:
+            raise SpecError(f"{env_id} has no ladder: tournaments are for games with opponents")
+        if (participants is None) is (top is None):
+            raise SpecError("a tournament is of chosen participants, or of the top of the ladder: say one of them")
+        if top is not None:
+            if not 2 <= top <= MAX_PARTICIPANTS:
+                raise SpecError(f"top={top}: from 2 to {MAX_PARTICIPANTS}")
+            best = self._standings.standings(env_id, board=Board.LADDER, limit=MAX_PAGE)
+            return [line.submission_id for line in best if not line.benched][:top]
+        chosen = list(participants or ())
+        if len(chosen) > MAX_PARTICIPANTS:
+            raise SpecError(f"{len(chosen)} participants: at most {MAX_PARTICIPANTS}")
+        if len(set(chosen)) < len(chosen):
+            raise SpecError("a participant is named twice")
+        for submission_id in chosen:
+            submission = self._store.submission(submission_id)
+            if submission.env_id != env_id or submission.state is not State.RANKED or submission.deleted_at is not None:
+                raise SpecError(f"submission {submission_id} is not on the ladder of {env_id}")
+        return chosen
+
+    def _change(self, tournament_id: str, **values: Any) -> Tournament:
+        with self._store.begin() as connection:
+            connection.execute(tournaments.update().where(tournaments.c.id == tournament_id).values(values))
+            changed = self.get(tournament_id)
+            self._tell(changed)
+            return changed
+
+    def _tell(self, of: Tournament) -> None:
+        body = {"id": of.id, "env_id": of.env_id, "state": of.state.value}
+        self._store.publish(f"tournament:{of.id}", "tournament", body)
+
+
+class _UnderWay:
+    """A schedule and the matches made of it. Results are reported in the order of the schedule, whoever ends first."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.over = False
+        self.news = False
+        """Whether the result is another than when it was last asked for."""
+        self.told_at = -TELL_S
+        self._round: list[Pairing] = []
+        """What is not reported yet of the round that is played."""
+        self._next = 0
+        """The first of it that has no match yet."""
+        self._of: dict[str, Pairing] = {}
+        self._results: dict[Pairing, Match] = {}
+        self._made: dict[Pairing, str] = {}
+        self._ties: dict[int, list[Pairing]] = {}
+
+    @property
+    def outstanding(self) -> list[str]:
+        return list(self._of)
+
+    def todo(self, window: int) -> list[Pairing]:
+        """The games to make now, so that `window` are open; also ends the round when all of it is reported."""
+        if not self._round:
+            self._round, self._next = self.schedule.next_round(), 0
+            self.over = not self._round
+        count = max(0, window - len(self._of))
+        return self._round[self._next : self._next + count]
+
+    def made(self, pairing: Pairing, match: Match) -> None:
+        self._of[match.id] = pairing
+        self._made[pairing] = match.id
+        self._ties.setdefault(pairing.tie, []).append(pairing)
+        self._next += 1
+        self.news = True
+
+    def ended(self, match: Match) -> None:
+        self._results[self._of.pop(match.id)] = match
+        self.news = True
+        while self._round and self._round[0] in self._results:
+            pairing = self._round.pop(0)
+            self._next -= 1
+            _report(self.schedule, pairing, self._results.pop(pairing))
+
+    def replay(self, made: dict[int, list[Match]]) -> None:
+        """Takes in all that was made before, by the number of its pairing and then by attempt."""
+        while not self.over:
+            todo = self.todo(len(self._of) + 1)
+            if not todo:
+                break
+            pairing = todo[0]
+            attempts = made.get(pairing.number, [])
+            if pairing.attempt >= len(attempts):
+                break
+            match = attempts[pairing.attempt]
+            self.made(pairing, match)
+            if match.state is not MatchState.SCHEDULED:
+                self.ended(match)
+
+    def result(self) -> dict[str, Any]:
+        self.news = False
+        return {
+            "rounds": self._rounds(),
+            "standings": [
+                {"agent": row.agent, "rank": row.rank, "points": row.points, "wins": row.wins, "draws": row.draws,
+                 "losses": row.losses, "byes": row.byes}
+                for row in self.schedule.standings()
+            ],
+            "notes": [_note(note) for note in self.schedule.notes],
+        }  # fmt: skip
+
+    def _rounds(self) -> list[dict[str, Any]]:
+        """Of a bracket by stage, since a tie may be decided later than others of its stage; else as they are played."""
+        points: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for game in self.schedule.played:
+            for agent, point in zip(game.pairing.seats, game.points, strict=True):
+                points[game.pairing.tie][agent] += point
+        if isinstance(self.schedule, tournament.Elimination):
+            return self._stages(self.schedule, points)
+        rounds: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+        still_open = {pairing.tie for pairing in self._round}
+        for tie, pairings in self._ties.items():
+            agents = sorted(pairings[0].seats)
+            scores = [points[tie][agent] for agent in agents]
+            best = max(scores)
+            decided = tie not in still_open and scores.count(best) == 1
+            winner = agents[scores.index(best)] if decided else None
+            rounds[pairings[0].round].append(self._tie(tie, agents, scores, winner))
+        return [{"number": number, "ties": rounds[number]} for number in sorted(rounds)]
+
+    def _stages(
+        self, bracket: tournament.Elimination, points: defaultdict[int, defaultdict[int, float]]
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        stages: dict[str, list[dict[str, Any]]] = {}
+        for number, tie in enumerate(bracket.ties):
+            stage = stages.setdefault(tie.stage, [])
+            agents = [agent for agent in tie.players if agent != tournament.BYE]
+            if number in self._ties or len(agents) == 1:  # one alone has a bye
+                scores = [points[number][agent] for agent in agents]
+                stage.append(self._tie(number, agents, scores, tie.winner))
+        shown = [(stage, ties) for stage, ties in stages.items() if ties]
+        return [{"number": number, "name": stage, "ties": ties} for number, (stage, ties) in enumerate(shown, 1)]
+
+    def _tie(self, tie: int, agents: list[int], scores: list[float], winner: int | None) -> dict[str, Any]:
+        played = [self._made[pairing] for pairing in self._ties.get(tie, [])]
+        return {"agents": agents, "matches": played, "scores": scores, "winner": winner}
+
+
+def finals_of(store: Store, season_id: int, *states: TournamentState) -> Tournament | None:
+    """The finals of a season, if they are in one of these states."""
+    query = sa.select(tournaments).where(
+        tournaments.c.season_id == season_id, tournaments.c.finals.is_(True), tournaments.c.state.in_(states)
+    )  # fmt: skip
+    row = store.row(query.order_by(tournaments.c.created_at.desc()))
+    return _tournament(row) if row else None
+
+
+def _report(schedule: Schedule, pairing: Pairing, match: Match) -> None:
+    if match.state is MatchState.FINISHED:
+        schedule.report(pairing, scores=[seat.score or 0.0 for seat in match.seats], winner=match.winner)
+    elif match.state is MatchState.TIMEOUT:
+        schedule.report(pairing)  # nobody was to blame alone: a draw
+    else:
+        schedule.report(pairing, void=True)
+
+
+def _schedule(env_id: str, format: str, settings: dict[str, Any]) -> Schedule:
+    n, games, seed = len(settings["participants"]), settings["games"], settings["seed"]
+    if format == "swiss":
+        return tournament.Swiss(n, settings["rounds"], seed, games=games)
+    if format == "elimination":
+        return tournament.SingleElimination(n, seed, games)
+    if format == "double-elimination":
+        return tournament.DoubleElimination(n, seed, games)
+    seats = registry.make(env_id).seats
+    return tournament.Fixed(n, tournament.round_robin(n, games, True, seed, seats=seats))
+
+
+def _check(env_id: str, format: str, settings: dict[str, Any]) -> None:
+    """Before anything is stored."""
+    n, games, rounds = len(settings["participants"]), settings["games"], settings["rounds"]
+    seats = registry.make(env_id).seats
+    if format not in FORMATS:
+        raise SpecError(f"a tournament's format is one of {', '.join(FORMATS)}")
+    if n < max(2, seats):
+        raise SpecError(f"{n} participants: {env_id} needs at least {max(2, seats)}")
+    if format != "round-robin" and seats != 2:
+        raise SpecError(f"{env_id} has {seats} seats: only a round robin is played there")
+    if not 1 <= games <= MAX_GAMES_EACH or not 1 <= rounds <= MAX_PARTICIPANTS:
+        raise SpecError(f"games from 1 to {MAX_GAMES_EACH}, rounds from 1 to {MAX_PARTICIPANTS}")
+    if not 0 <= settings["seed"] < 1 << 63:
+        raise SpecError("a seed has 63 bits and no sign")
+    expected = _schedule(env_id, format, settings).expected
+    if expected > MAX_GAMES:
+        raise SpecError(f"{expected} games: at most {MAX_GAMES}; take fewer participants or games")
+
+
+def _empty() -> dict[str, Any]:
+    return {"rounds": [], "standings": [], "notes": []}
+
+
+def _note(note: str) -> str:
+    """Agents by their index: who reads the result knows whose it is."""
+    return note.replace("{", "agent ").replace("}", "")
+
+
+def _tournament(row: sa.RowMapping) -> Tournament:
+    settings = row["settings"]
+    fields = {name: row[name] for name in ("id", "env_id", "season_id", "name", "format", "finals", "state",
+                                           "created_at", "finished_at")}  # fmt: skip
+    return Tournament(
+        **fields, participants=tuple(settings["participants"]), games=settings["games"], rounds=settings["rounds"],
+        result=row["result"] or _empty(),
+    )  # fmt: skip

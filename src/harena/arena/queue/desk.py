@@ -1,0 +1,142 @@
+"""Matches that a caller waits for, played in the arena's turn: what gRPC clients ask for.
+
+Guarantees: a match takes a slot of the arena's workers like any other job, and its caller's share of them; it is played
+once, or its caller hears why not. A match lives in this process alone: after a restart nobody waits for it any more,
+and its job does nothing. Looks like a Runner to the executor.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from harena.arena.queue.jobs import Job, Queue
+from harena.arena.queue.workers import Commit
+from harena.errors import HarenaError
+from harena.match.result import MatchResult, MatchSpec, MatchStatus
+from harena.match.run.runner import Handle, Runner
+
+JOB = "desk"
+POLL_S = 0.05
+
+Event = dict[str, Any]
+
+
+class Ticket:
+    """A match that waits or is played. Safe to use from any thread."""
+
+    def __init__(
+        self, spec: MatchSpec, on_event: Callable[[Event], object] | None, withdraw: Callable[[Ticket], None]
+    ) -> None:  # fmt: skip
+        self.id = uuid.uuid4().hex
+        self.job_id = 0
+        self.spec = spec
+        self.on_event = on_event
+        self.handle: Handle | None = None
+        self._withdraw = withdraw
+        self._began = threading.Event()
+        self._ended = threading.Event()
+        self._result: MatchResult | None = None
+        self._error: HarenaError | None = None
+
+    def result(self, timeout: float | None = None) -> MatchResult:
+        """The timeout is that of the game: waiting for a slot does not count."""
+        self._began.wait()
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"the match has not ended within {timeout:g} s")
+        if self._result is None:
+            raise self._error or HarenaError("the match was not played")
+        return self._result
+
+    def cancel(self) -> None:
+        self._withdraw(self)
+
+    def begin(self, handle: Handle) -> None:
+        self.handle = handle
+        self._began.set()
+
+    def end(self, result: MatchResult | None, error: HarenaError | None = None) -> None:
+        self._result, self._error = result, error
+        self._ended.set()
+        self._began.set()
+
+
+class Desk:
+    def __init__(self, queue: Queue, runner: Runner, *, caller: Callable[[], str] = lambda: "") -> None:
+        """`caller` names whose call this is; each has a share of its own."""
+        self._queue = queue
+        self._runner = runner
+        self.caller = caller
+        self._open: dict[str, Ticket] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def workers(self) -> int:
+        return self._runner.workers
+
+    def submit(self, spec: MatchSpec, on_event: Callable[[Event], object] | None = None) -> Ticket:
+        ticket = Ticket(spec, on_event, self._cancel)
+        with self._lock:
+            self._open[ticket.id] = ticket
+        try:
+            share = f"caller:{self.caller()}"[:80]
+            ticket.job_id = self._queue.enqueue(JOB, {"ticket": ticket.id}, share=share, max_attempts=1)
+        except BaseException:
+            self._close(ticket.id)
+            raise
+        return ticket
+
+    def play(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
+        """The handler of its job."""
+        with self._lock:
+            ticket = self._open.get(job.payload["ticket"])
+            if ticket is not None and ticket.handle is None:
+                ticket.begin(self._runner.submit(ticket.spec, ticket.on_event))
+        if ticket is None or ticket.handle is None:
+            return _nothing
+        try:
+            ticket.end(_wait(ticket.handle, cancelled))
+        except HarenaError as error:
+            ticket.end(None, error)
+        finally:
+            self._close(ticket.id)
+        return _nothing
+
+    def give_up(self, job: Job) -> None:
+        """The platform gave its job up."""
+        ticket = self._close(job.payload["ticket"])
+        if ticket is not None:
+            ticket.end(None, HarenaError(f"the match could not be played: {job.reason}"))
+
+    def _cancel(self, ticket: Ticket) -> None:
+        with self._lock:
+            handle = ticket.handle
+            if handle is None:
+                self._open.pop(ticket.id, None)
+        if handle is not None:
+            handle.cancel()
+            return
+        self._queue.cancel(ticket.job_id)
+        waiting = Handle(0, ticket.spec, None, None, lambda _: None)
+        ticket.end(waiting.without_result(MatchStatus.CANCELLED, "the match was cancelled before it began")[0])
+
+    def _close(self, ticket_id: str) -> Ticket | None:
+        with self._lock:
+            return self._open.pop(ticket_id, None)
+
+
+def _wait(handle: Handle, cancelled: Callable[[], bool]) -> MatchResult:
+    while True:
+        try:
+            return handle.result(timeout=POLL_S)
+        except TimeoutError as error:
+            if isinstance(error, HarenaError):
+                raise  # the match's own, not that of this wait
+        if cancelled():
+            handle.cancel()
+
+
+def _nothing() -> None:
+    """The caller has the result."""

@@ -1,0 +1,474 @@
+"""Work that has to be done, in a table. Guarantees: a job has one holder at a time; its finish counts once; a job whose
+worker died is given out again when its lease is over, and the dead worker's late answer is refused; a job that keeps
+failing ends as dead, with the reason; shares take turns by the time that their jobs take, so nobody waits for all that
+somebody else has queued. Does not promise that a job *runs* once: its effects must be written in the same `begin()`
+block as its `finish`, and then they happen once.
+
+Turns are start-time fair queueing (Goyal, Vin, Cheng 1996). A kind of job has a virtual time, the turn of the job that
+was started last. A share's next job has its turn when the share's last one ends in virtual time, and not before now. A
+share that was away starts at the virtual time: it neither saved up nor owes anything.
+
+    with database.begin():          # all of it or nothing
+        queue.finish(job)           # raises LeaseLost when somebody else has it
+        store.rank(...)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from harena.arena.db.database import Database, columns
+from harena.arena.db.models import JobState, LeaseLost, NotFound, jobs, name_text, reason_text
+
+LEASE_S = 60.0
+"""Three missed heartbeats of 20 s: a busy machine is not a dead one."""
+MAX_ATTEMPTS = 3
+BACKOFF_S = 2.0
+"""Before the second attempt; doubles with each."""
+MAX_BACKOFF_S = 300.0
+RECENT = 50
+"""Finished jobs that an ETA is estimated from."""
+RECENT_OF_SHARE = 5
+UNKNOWN_COST_S = 1.0
+"""Assumed length of a job while none of its kind has ended."""
+MIN_COST_S = 0.05
+WORTH_S = 0.25
+"""A job that took so much more or less than expected moves its share's other jobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    id: int
+    kind: str
+    payload: dict[str, Any]
+    key: str | None
+    state: JobState
+    priority: int
+    attempts: int
+    """Begun so far."""
+    max_attempts: int
+    fence: int
+    """Counts claims and never goes back: who holds an older one has lost the job."""
+    worker: str | None
+    reason: str
+    share: str
+    part: str
+    turn: float
+    cost_s: float
+    yielded: int
+    run_at: float
+    lease_until: float | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    position: int
+    """Jobs that will be started before this one; 0: it is next, running or over."""
+    eta_s: float | None
+    """Until it is finished, by what jobs of the same shares took; None: not enough is known. Whoever comes later and
+    has had less may still go before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    requeued: tuple[Job, ...]
+    dead: tuple[Job, ...]
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job]) -> Swept:
+        """By the state they are in now."""
+        dead = tuple(job for job in jobs if job.state is JobState.DEAD)
+        return cls(requeued=tuple(job for job in jobs if job.state is JobState.QUEUED), dead=dead)
+
+
+def backoff_s(attempts: int) -> float:
+    """The wait after so many attempts."""
+    return min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(attempts - 1, 30))
+
+
+class Queue:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.slots: dict[str, int] = {}
+        """Jobs of a kind that run at once; for kinds that are not here, as many as do now."""
+        self._add = database.insert(jobs).on_conflict_do_nothing(index_elements=["key"]).returning(jobs.c.id)
+
+    # ---- giving work ----
+
+    def enqueue(
+        self,
+        kind: str,
+        payload: dict[str, Any],
+        *,
+        key: str | None = None,
+        priority: int = 0,
+        delay_s: float = 0.0,
+        max_attempts: int = MAX_ATTEMPTS,
+        share: str = "",
+        part: str = "",
+    ) -> int:
+        """The job's id. Of jobs with one key there is only ever one: a second call returns the first's id. `share` is
+        whose time it takes: shares of one kind take turns. `part` is who of those that use the share: they take turns
+        within it, and all of them together have no more than another share."""
+        now = self.database.clock()
+        row = _new(kind, payload, key, priority, now, delay_s, max_attempts)
+        with self.database.begin() as connection:
+            if share:
+                row |= self._turn(kind, share, part, now)
+            made = connection.execute(self._add, row).scalar()
+            if made is not None:
+                self.database.note(f"jobs:{kind}")
+                return made
+            return connection.execute(sa.select(jobs.c.id).where(jobs.c.key == key)).scalar_one()
+
+    def enqueue_many(self, kind: str, payloads: Sequence[dict[str, Any]], *, priority: int = 0) -> None:
+        now = self.database.clock()
+        rows = [_new(kind, payload, None, priority, now, 0.0, MAX_ATTEMPTS) for payload in payloads]
+        if rows:
+            with self.database.begin() as connection:
+                connection.execute(jobs.insert(), rows)
+                self.database.note(f"jobs:{kind}")
+
+    def cancel(self, job_id: int, *, reason: str = "cancelled") -> bool:
+        """Whether it was still to be done. A worker that holds it learns at its next heartbeat."""
+        values = {"state": JobState.CANCELLED, "reason": reason_text(reason), "finished_at": self.database.clock()}
+        return self._change(_open(job_id), values)
+
+    def revive(self, job_id: int) -> bool:
+        """A dead job gets all its attempts again."""
+        dead = (jobs.c.id == job_id) & (jobs.c.state == JobState.DEAD)
+        values = {"state": JobState.QUEUED, "attempts": 0, "run_at": self.database.clock(), "finished_at": None}
+        return self._change(dead, values)
+
+    # ---- doing it ----
+
+    def claim(self, kind: str, worker: str, *, lease_s: float = LEASE_S) -> Job | None:
+        """The next job of that kind, for this worker alone until the lease is over; None: nothing to do now."""
+        now = self.database.clock()
+        values = {"job_kind": kind, "now": now, "holder": worker, "until": now + lease_s}
+        with self.database.single() as connection:
+            row = connection.execute(CLAIM, values).mappings().first()
+        return Job(**row) if row else None
+
+    def heartbeat(self, job: Job, *, lease_s: float = LEASE_S) -> None:
+        """Keeps the lease; raises LeaseLost when there is none to keep."""
+        self._held(job, lease_until=self.database.clock() + lease_s)
+
+    def finish(self, job: Job) -> None:
+        """Done, once: raises LeaseLost when the job is no longer this holder's."""
+        with self.database.begin() if job.share else contextlib.nullcontext():
+            self._held(job, state=JobState.DONE, finished_at=self.database.clock(), lease_until=None)
+            if job.share:
+                self._move_turns(job, self._took_s(job) - job.cost_s)
+
+    def fail(self, job: Job, reason: str, *, retry: bool = True) -> Job:
+        """Queued again after a wait, or dead when the attempts are used up or a retry is no use."""
+        with self.database.begin():
+            self._held(job, **_after_failure(job, reason_text(reason), self.database.clock(), retry=retry))
+            return self.get(job.id)
+
+    def release(self, job: Job, *, yielded: bool = False) -> Job:
+        """Given back at once by a worker that stops, or to make room for others (`yielded`): then it has had its time,
+        and comes after them. The attempt does not count."""
+        with self.database.begin():
+            more: dict[str, Any] = {}
+            if yielded:
+                took_s = self._took_s(job)
+                more = {"turn": job.turn + took_s, "yielded": job.yielded + 1, "run_at": self.database.clock()}
+                self._move_turns(job, took_s)
+            self._held(job, state=JobState.QUEUED, attempts=job.attempts - 1, lease_until=None, worker=None, **more)
+            self.database.note(f"jobs:{job.kind}")
+            return self.get(job.id)
+
+    def sweep(self, *, now: float | None = None) -> Swept:
+        """Takes jobs from workers whose lease is over, or was at the time given. Write what follows from it in the same
+        `begin()` block."""
+        now = self.database.clock() if now is None else now
+        return self._take_back((jobs.c.state == JobState.RUNNING) & (jobs.c.lease_until < now), "stopped answering")
+
+    def release_all(self) -> Swept:
+        """Takes all jobs that run from their workers, to be started again at once: for who knows that all of those are
+        gone. One that was begun for the last time, and took its worker with it each time, is dead."""
+        swept = self._take_back(jobs.c.state == JobState.RUNNING, "is gone")
+        with self.database.begin() as connection:
+            ids = [job.id for job in swept.requeued]
+            connection.execute(jobs.update().where(jobs.c.id.in_(ids)).values(run_at=self.database.clock()))
+        return swept
+
+    def _take_back(self, which: sa.ColumnElement[bool], what: str) -> Swept:
+        now = self.database.clock()
+        taken: list[Job] = []
+        with self.database.begin():
+            for row in self.database.rows(_JOBS.where(which).order_by(jobs.c.id).with_for_update(skip_locked=True)):
+                job = Job(**row)
+                reason = f"worker {job.worker} {what} (attempt {job.attempts} of {job.max_attempts})"
+                self._held(job, **_after_failure(job, reason, now, retry=True))
+                self.database.note(f"jobs:{job.kind}")
+                taken.append(self.get(job.id))
+        return Swept.of(taken)
+
+    # ---- looking ----
+
+    def due(self) -> list[str]:
+        """Kinds that have a job to be done now."""
+        query = sa.select(jobs.c.kind).where(jobs.c.state == JobState.QUEUED, jobs.c.run_at <= self.database.clock())
+        return [row["kind"] for row in self.database.rows(query.distinct())]
+
+    def holders(self, job_ids: Sequence[int]) -> dict[int, int]:
+        """The current fence of those jobs that run."""
+        query = sa.select(jobs.c.id, jobs.c.fence).where(jobs.c.id.in_(list(job_ids)))
+        rows = self.database.rows(query.where(jobs.c.state == JobState.RUNNING))
+        return {row["id"]: row["fence"] for row in rows}
+
+    def waiting(self, kinds: Sequence[str], *, share: str | None = None) -> int:
+        which = (jobs.c.state == JobState.QUEUED) & jobs.c.kind.in_(list(kinds))
+        return self._count(which if share is None else which & (jobs.c.share == share))
+
+    def head(self, kind: str) -> Job | None:
+        """The job that would be claimed next."""
+        row = self.database.row(_HEAD, {"job_kind": kind, "now": self.database.clock()})
+        return Job(**row) if row else None
+
+    def running(self, *, limit: int = 100) -> list[Job]:
+        query = _JOBS.where(jobs.c.state == JobState.RUNNING).order_by(jobs.c.id).limit(limit)
+        return [Job(**row) for row in self.database.rows(query)]
+
+    def get(self, job_id: int) -> Job:
+        row = self.database.row(_JOBS.where(jobs.c.id == job_id))
+        if row is None:
+            raise NotFound(f"no job {job_id}")
+        return Job(**row)
+
+    def find(self, key: str) -> Job | None:
+        row = self.database.row(_JOBS.where(jobs.c.key == key))
+        return Job(**row) if row else None
+
+    def dead(self, *, limit: int = 100) -> list[Job]:
+        """The dead letters, newest first."""
+        query = _JOBS.where(jobs.c.state == JobState.DEAD).order_by(jobs.c.id.desc()).limit(limit)
+        return [Job(**row) for row in self.database.rows(query)]
+
+    def counts(self) -> dict[tuple[str, JobState], int]:
+        query = sa.select(jobs.c.kind, jobs.c.state, sa.func.count().label("n")).group_by(jobs.c.state, jobs.c.kind)
+        return {(row["kind"], row["state"]): row["n"] for row in self.database.rows(query)}
+
+    def place(self, job_id: int) -> Place:
+        job, now = self.get(job_id), self.database.clock()
+        if job.state not in (JobState.QUEUED, JobState.RUNNING):
+            return Place(position=0, eta_s=0.0)
+        pace_s = self._pace_s(job.kind)
+        if job.state is JobState.RUNNING:
+            left = None if pace_s is None else _left_s(job.cost_s or pace_s, now - (job.started_at or now))
+            return Place(position=0, eta_s=left)
+        row = self.database.row(_LINE.where(_ahead(job)))
+        ahead, known_s, unknown = (row["n"], row["cost_s"] or 0.0, row["unknown"] or 0) if row else (0, 0.0, 0)
+        if pace_s is None:
+            return Place(position=ahead, eta_s=None)
+        at_work = self.database.rows(sa.select(jobs.c.cost_s, jobs.c.started_at).where(_running(job.kind, now)))
+        left_s = sum(_left_s(one["cost_s"] or pace_s, now - one["started_at"]) for one in at_work)
+        slots = self.slots.get(job.kind) or max(1, len(at_work))
+        free = max(0, slots - len(at_work))
+        wait_s = 0.0 if ahead < free else (left_s + known_s + unknown * pace_s) / slots
+        return Place(position=ahead, eta_s=max(job.run_at - now, wait_s) + (job.cost_s or pace_s))
+
+    def prune(self, *, older_than_s: float, keep: int | None = None) -> int:
+        """Deletes jobs that were done or cancelled so long ago, or lie further back than the last `keep`; dead ones
+        stay. A pruned key may be used again."""
+        over = jobs.c.state.in_([JobState.DONE, JobState.CANCELLED])
+        old = jobs.c.finished_at < self.database.clock() - older_than_s
+        if keep is not None:
+            old |= jobs.c.id <= sa.select(sa.func.max(jobs.c.id) - keep).scalar_subquery()
+        with self.database.begin() as connection:
+            return connection.execute(jobs.delete().where(over & old)).rowcount
+
+    def _held(self, job: Job, **values: Any) -> None:
+        values |= {"held_id": job.id, "held_fence": job.fence}
+        with self.database.single() as connection:
+            if connection.execute(_HELD, values).rowcount != 1:
+                raise LeaseLost(f"job {job.id} is no longer {job.worker}'s: drop its result")
+
+    def _change(self, which: sa.ColumnElement[bool], values: dict[str, Any]) -> bool:
+        """Of one job; whether it was there to be changed."""
+        with self.database.begin() as connection:
+            kind = connection.execute(jobs.update().where(which).values(values).returning(jobs.c.kind)).scalar()
+            if kind is not None:
+                self.database.note(f"jobs:{kind}")
+            return kind is not None
+
+    # ---- turns ----
+
+    def _turn(self, kind: str, share: str, part: str, now: float) -> dict[str, Any]:
+        """Inside a transaction. The columns of a new job that say when it is its turn."""
+        cost_s = max(MIN_COST_S, self._pace_of(kind, share) or self._pace_s(kind) or UNKNOWN_COST_S)
+        mine = (jobs.c.kind == kind) & (jobs.c.share == share)
+        active = self.database.rows(
+            sa.select(jobs.c.part, jobs.c.turn, jobs.c.cost_s, jobs.c.state, jobs.c.started_at)
+            .where(mine, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING]))
+        )  # fmt: skip
+        others = len({row["part"] for row in active} - {part})
+        # Each of the share's users pays for all of them: together they have one share's pace.
+        turn = self._virtual_time(kind) + others * cost_s
+        for row in active:
+            if row["part"] == part:
+                began = row["started_at"] if row["state"] is JobState.RUNNING else None
+                took_s = max(row["cost_s"], 0.0 if began is None else now - began)
+                turn = max(turn, row["turn"] + took_s * (others + 1))
+        took = (jobs.c.turn + jobs.c.finished_at - jobs.c.started_at).label("end")
+        over = sa.select(took).where(mine, jobs.c.part == part, jobs.c.state == JobState.DONE)
+        last = self.database.row(over.order_by(jobs.c.turn.desc()).limit(1))
+        if last is not None:
+            turn = max(turn, last["end"])
+        return {"share": share, "part": part, "turn": turn, "cost_s": cost_s}
+
+    def _virtual_time(self, kind: str) -> float:
+        """The latest turn that has begun; the next one when none runs; the end of all when nobody waits either."""
+        begun = sa.select(sa.func.max(jobs.c.turn).label("turn"))
+        row = self.database.row(begun.where(jobs.c.state == JobState.RUNNING, jobs.c.kind == kind))
+        if row is None or row["turn"] is None:
+            queued = sa.select(sa.func.min(jobs.c.turn).label("turn"))
+            row = self.database.row(queued.where(jobs.c.state == JobState.QUEUED, jobs.c.kind == kind))
+        if row is None or row["turn"] is None:
+            recent = _ended(kind, (jobs.c.turn + jobs.c.finished_at - jobs.c.started_at).label("turn"))
+            row = self.database.row(sa.select(sa.func.max(recent.c.turn).label("turn")))
+        return (row["turn"] if row else None) or 0.0
+
+    def _move_turns(self, job: Job, by_s: float) -> None:
+        """Inside a transaction: the share has had so much more, or less, than it was booked for."""
+        if not job.share or abs(by_s) < WORTH_S:
+            return
+        moved = jobs.c.turn + by_s
+        values = {"turn": sa.case((moved < job.turn, job.turn), else_=moved)}
+        queued = (jobs.c.state == JobState.QUEUED) & (jobs.c.kind == job.kind)
+        with self.database.begin() as connection:
+            of = queued & (jobs.c.share == job.share) & (jobs.c.part == job.part)
+            connection.execute(jobs.update().where(of).values(values))
+
+    def _took_s(self, job: Job) -> float:
+        now = self.database.clock()
+        return max(0.0, now - (job.started_at or now))
+
+    def _pace_of(self, kind: str, share: str) -> float | None:
+        """What the share's latest jobs took, on average."""
+        recent = sa.select((jobs.c.finished_at - jobs.c.started_at).label("took_s"))
+        recent = recent.where(jobs.c.share == share, jobs.c.kind == kind, jobs.c.state == JobState.DONE)
+        recent = recent.order_by(jobs.c.turn.desc()).limit(RECENT_OF_SHARE).subquery()
+        row = self.database.row(sa.select(sa.func.avg(recent.c.took_s).label("pace_s")))
+        return row["pace_s"] if row else None
+
+    def _pace_s(self, kind: str) -> float | None:
+        took = (jobs.c.finished_at - jobs.c.started_at).label("took_s")
+        recent = _ended(kind, took)
+        row = self.database.row(sa.select(sa.func.avg(recent.c.took_s).label("pace_s")))
+        return row["pace_s"] if row else None
+
+    def _count(self, which: sa.ColumnElement[bool]) -> int:
+        row = self.database.row(sa.select(sa.func.count().label("n")).select_from(jobs).where(which))
+        return row["n"] if row else 0
+
+
+_JOBS = sa.select(*columns(jobs, Job))
+
+_HELD = jobs.update().where(
+    jobs.c.id == sa.bindparam("held_id"),
+    jobs.c.fence == sa.bindparam("held_fence"),
+    jobs.c.state == sa.literal(JobState.RUNNING, jobs.c.state.type),
+)
+"""Sets what it is executed with, if the claim is still the current one."""
+
+
+def _first(*what: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    return (
+        sa.select(*what)
+        .where(jobs.c.state == JobState.QUEUED, jobs.c.kind == sa.bindparam("job_kind"))
+        .where(jobs.c.run_at <= sa.bindparam("now"))
+        .order_by(jobs.c.priority.desc(), jobs.c.turn, jobs.c.id)
+        .limit(1)
+    )
+
+
+_HEAD = _first(*columns(jobs, Job))
+_next = _first(jobs.c.id).with_for_update(skip_locked=True).scalar_subquery()
+_LINE = sa.select(
+    sa.func.count().label("n"), sa.func.sum(jobs.c.cost_s).label("cost_s"),
+    sa.func.sum(sa.case((jobs.c.cost_s == 0, 1), else_=0)).label("unknown"),
+)  # fmt: skip
+CLAIM = (
+    jobs.update()
+    .where(jobs.c.id == _next)
+    .values(
+        state=JobState.RUNNING,
+        worker=sa.bindparam("holder"),
+        lease_until=sa.bindparam("until"),
+        started_at=sa.bindparam("now"),
+        attempts=jobs.c.attempts + 1,
+        fence=jobs.c.fence + 1,
+    )
+    .returning(*columns(jobs, Job))
+)
+"""One statement, so that nobody comes between the look and the claim."""
+
+
+def _new(
+    kind: str, payload: dict[str, Any], key: str | None, priority: int, now: float, delay_s: float, max_attempts: int
+) -> dict[str, Any]:
+    return {
+        "kind": name_text(kind, "a job's kind", max_chars=32), "payload": payload, "priority": priority,
+        "key": None if key is None else name_text(key, "a job's key"), "state": JobState.QUEUED, "attempts": 0,
+        "max_attempts": max_attempts, "fence": 0, "reason": "", "run_at": now + delay_s, "created_at": now,
+    }  # fmt: skip
+
+
+def _after_failure(job: Job, reason: str, now: float, *, retry: bool) -> dict[str, Any]:
+    if retry and job.attempts < job.max_attempts:
+        wait_s = backoff_s(job.attempts)
+        return {"state": JobState.QUEUED, "reason": reason, "run_at": now + wait_s, "lease_until": None}
+    return {"state": JobState.DEAD, "reason": reason, "finished_at": now, "lease_until": None}
+
+
+def _open(job_id: int) -> sa.ColumnElement[bool]:
+    return (jobs.c.id == job_id) & jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
+
+
+def _ahead(job: Job) -> sa.ColumnElement[bool]:
+    sooner = (jobs.c.turn < job.turn) | ((jobs.c.turn == job.turn) & (jobs.c.id < job.id))
+    sooner = (jobs.c.priority > job.priority) | ((jobs.c.priority == job.priority) & sooner)
+    return (jobs.c.state == JobState.QUEUED) & (jobs.c.kind == job.kind) & sooner
+
+
+def _ended(kind: str, what: sa.Label[Any]) -> sa.Subquery:
+    """Select one column of the latest finished jobs of that kind."""
+    recent = sa.select(what).where(
+        jobs.c.kind == kind, jobs.c.finished_at.is_not(None), jobs.c.state == JobState.DONE
+    )  # fmt: skip
+    return recent.order_by(jobs.c.finished_at.desc()).limit(RECENT).subquery()
+
+
+def _left_s(cost_s: float, took_s: float) -> float:
+    """What takes longer than expected will take about as long again."""
+    return cost_s - took_s if took_s < cost_s else took_s
+
+
+def share_of(owner: str, *, address: str | None = None, client_id: str | None = None) -> tuple[str, str]:
+    """The share and the part of it that a submission's jobs are. With a key (`address` is None): the owner's. Without:
+    an address is one share, whatever names are typed there, and the client's ids are its parts. Both are kept as
+    hashes: the queue needs to tell them apart, not to know them."""
+    if address is None:
+        return f"owner:{_hash(owner)}", ""
+    return f"address:{_hash(address)}", _hash(client_id) if client_id else ""
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(f"harena share {text}".encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _running(kind: str, now: float) -> sa.ColumnElement[bool]:
+    return (jobs.c.state == JobState.RUNNING) & (jobs.c.kind == kind) & (jobs.c.lease_until >= now)

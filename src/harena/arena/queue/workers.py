@@ -1,0 +1,390 @@
+"""Threads that do the jobs of the queue: claim, work, commit.
+
+Guarantees: what a job decides is written in one transaction with its end, so it counts once, whenever the process dies;
+a job that was cancelled is told within a second; one that the platform failed at is tried again after a wait, and given
+up with a reason after its last attempt; a clean stop gives back what it could not finish. Kinds that share the slots of
+a lane each have one while they have work; a job that holds a slot for long yields it to a share or a kind that has
+none, and is done again later, with twice the time before it must yield once more. Does not know what the jobs are:
+handlers do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from harena.arena.db.database import Changes, log_failure
+from harena.arena.db.models import LeaseLost, StoreError
+from harena.arena.db.store import Store
+from harena.arena.queue.jobs import LEASE_S, Job, Queue, Swept
+from harena.errors import BoxError, HarenaError, Retry
+
+LOOK_S = 0.5
+"""How often the database is asked for what others did: jobs added, jobs cancelled, waits that are over."""
+HEARTBEAT_S = LEASE_S / 3
+SWEEP_S = LEASE_S / 2
+PRUNE_S = 600.0
+KEEP_S = 7 * 86400.0
+KEEP_JOBS = KEEP_EVENTS = 100_000
+"""What is over is forgotten after a week, or when so many came after it."""
+ERROR_WAIT_S = 1.0
+QUANTUM_S = 4.0
+"""A job has so long before it may have to yield; twice as long each time that it did, so that it ends."""
+PATIENCE_S = 1.5
+"""A job waits so long before another must yield to it: most slots are free again by then."""
+_log = logging.getLogger("harena.arena")
+
+Commit = Callable[[], object]
+"""Writes what a job decided. Run inside one transaction with the job's end."""
+
+
+class Handler(Protocol):
+    def __call__(self, job: Job, cancelled: Callable[[], bool], /) -> Commit:
+        """Does the work outside of any transaction. What is raised is the platform's fault: a BoxError says whether to
+        try again, any other HarenaError but a StoreError will not get better. When `cancelled` turns true it should
+        raise soon, whatever it likes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """Kinds of jobs that share slots."""
+
+    kinds: tuple[str, ...]
+    slots: int
+    first: str = ""
+    """A kind that the first free slot goes to while none of it runs; with a single slot, every second one."""
+    firm: frozenset[str] = frozenset()
+    """Kinds that never yield: they have all slots but one at most."""
+
+    def most(self, kind: str) -> int:
+        return max(1, self.slots - 1) if kind in self.firm else self.slots
+
+
+class TryAgain(HarenaError):
+    """From a handler: not now, but later."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    job: Job
+    beaten_at: float
+    lost: threading.Event = field(default_factory=threading.Event)
+    """Cancelled, or somebody else's by now: the result will be dropped."""
+    yields: threading.Event = field(default_factory=threading.Event)
+    """To be given back, for others."""
+    began_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def must_yield(self) -> bool:
+        """Whether it has had its time, if others wait."""
+        return time.monotonic() - self.began_at >= QUANTUM_S * 2.0 ** min(self.job.yielded, 20)
+
+
+class Workers:
+    def __init__(
+        self,
+        store: Store,
+        queue: Queue,
+        *,
+        handlers: Mapping[str, Handler],
+        slots: Mapping[str, int] | None = None,
+        lanes: Sequence[Lane] = (),
+        on_dead: Callable[[Job], object],
+        on_requeued: Callable[[Job], object] = lambda job: None,
+        alone: bool = False,
+    ) -> None:
+        """`slots`: jobs of a kind at a time, of kinds that are in none of the `lanes`. `on_dead` and `on_requeued` are
+        called inside the transaction that gives a job up, or back to the queue. `alone`: no other process works here,
+        so what is running at the start has lost its worker and need not wait for its lease."""
+        self._store = store
+        self._queue = queue
+        self._handlers = handlers
+        self._lanes = [*lanes, *(Lane(kinds=(kind,), slots=count) for kind, count in (slots or {}).items())]
+        self._busy: Counter[str] = Counter()
+        """Slots that jobs of a kind have, or are looked for for."""
+        self._last: dict[Lane, str] = {}
+        """The kind that a slot of the lane went to last."""
+        self._wanted: dict[Lane, str] = {}
+        """The kind that a job yields to."""
+        for lane in self._lanes:
+            self._queue.slots |= {kind: lane.most(kind) for kind in lane.kinds}
+        self._on_dead = on_dead
+        self._on_requeued = on_requeued
+        self._alone = alone
+        self.name = f"{socket.gethostname()[:100]}-{os.getpid()}"
+        self._changed = threading.Condition()
+        self._due: set[str] = set()
+        """Kinds that may have work."""
+        self._held: set[_Held] = set()
+        self._stopping = self._hurry = False
+        self._bell = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._keeper: threading.Thread | None = None
+        self._stop_listening: Callable[[], None] = lambda: None
+
+    # ---- start and stop ----
+
+    def start(self) -> None:
+        if self._alone:
+            with self._store.begin():
+                self._follow(self._queue.release_all())
+        self._stop_listening = self._store.on_commit(self._committed)
+        for lane in self._lanes:
+            for number in range(lane.slots):
+                name = f"harena-{lane.kinds[0]}-{number}"
+                self._threads.append(threading.Thread(target=self._work, args=(lane,), name=name, daemon=True))
+        self._keeper = threading.Thread(target=self._keep, name="harena-jobs", daemon=True)
+        for thread in (*self._threads, self._keeper):
+            thread.start()
+        self.wake()
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """Claims nothing more, waits for what runs, then calls the rest off and gives it back. Again does nothing."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._held, grace_s)
+            self._hurry = True
+        for thread in self._threads:
+            thread.join()
+        self._stop_listening()
+        self._bell.set()
+        if self._keeper is not None:
+            self._keeper.join()
+
+    def wake(self) -> None:
+        """There may be work of any kind."""
+        self._wake(self._handlers)
+
+    @property
+    def running(self) -> list[Job]:
+        with self._changed:
+            return [held.job for held in self._held]
+
+    def _committed(self, changes: Changes) -> None:
+        kinds = [kind for kind in self._handlers if f"jobs:{kind}" in changes]
+        if kinds:
+            self._wake(kinds)
+            self._bell.set()  # one of ours may have been cancelled
+
+    def _wake(self, kinds: Mapping[str, object] | list[str]) -> None:
+        with self._changed:
+            self._due.update(kinds)
+            self._changed.notify_all()
+
+    # ---- a thread for each slot ----
+
+    def _work(self, lane: Lane) -> None:
+        while (held := self._next(lane)) is not None:
+            try:
+                self._do(held)
+            except Exception:
+                _log.exception("job %s could not be ended; its lease will run out", held.job.id)
+                time.sleep(ERROR_WAIT_S)
+            finally:
+                with self._changed:
+                    self._held.discard(held)
+                    self._busy[held.job.kind] -= 1
+                    self._changed.notify_all()
+
+    def _next(self, lane: Lane) -> _Held | None:
+        """Waits for a job. None: no more, we stop."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._turn(lane))
+                if self._stopping:
+                    return None
+                kind = self._turn(lane)
+                self._due.discard(kind)  # before the look: what comes after it sets it again
+                self._busy[kind] += 1
+            job: Job | None = None
+            try:
+                job = self._queue.claim(kind, self.name)
+            except Exception as error:
+                log_failure(_log, "no job could be claimed; will try again", error)
+                time.sleep(ERROR_WAIT_S)
+            with self._changed:
+                if self._wanted.get(lane) == kind:
+                    del self._wanted[lane]
+                if job is not None:
+                    self._last[lane] = kind
+                    held = _Held(job, time.monotonic())
+                    self._held.add(held)
+                    self._due.add(kind)  # where one was, others may be
+                    self._changed.notify_all()
+                    return held
+                self._busy[kind] -= 1
+
+    def _turn(self, lane: Lane) -> str:
+        """The kind that a free slot is for; empty: there is nothing to do."""
+        able = [kind for kind in lane.kinds if kind in self._due and self._busy[kind] < lane.most(kind)]
+        if not able:
+            return ""
+        last, wanted = self._last.get(lane, ""), self._wanted.get(lane, "")
+        if wanted in able:
+            return wanted
+        if lane.first in able and not self._busy[lane.first] and (lane.slots > 1 or last != lane.first):
+            return lane.first
+        others = [kind for kind in able if kind != lane.first]
+        # None of theirs runs first, then the one whose last turn is longest ago.
+        return min(others, key=lambda kind: (self._busy[kind] > 0, kind == last), default=lane.first)
+
+    def _do(self, held: _Held) -> None:
+        job, started = held.job, time.monotonic()
+        what = {"job": job.id, "kind": job.kind, "attempt": job.attempts}
+        _log.info("job %s (%s) started", job.id, job.kind, extra=what)
+        try:
+            commit = self._handlers[job.kind](job, lambda: held.lost.is_set() or held.yields.is_set() or self._hurry)
+            with self._store.begin():
+                self._queue.finish(job)
+                commit()
+            _log.info("job %s (%s) done in %.3f s", job.id, job.kind, time.monotonic() - started, extra=what)
+        except LeaseLost:
+            _log.info("job %s (%s) was cancelled or taken over", job.id, job.kind, extra=what)
+        except Exception as error:
+            self._failed(held, error)
+
+    def _failed(self, held: _Held, error: Exception) -> None:
+        job = held.job
+        if held.lost.is_set():
+            return
+        try:
+            with self._store.begin():
+                if self._hurry or held.yields.is_set():
+                    self._queue.release(job, yielded=not self._hurry)
+                    self._tell(self._on_requeued, job)
+                    return
+                again = may_try_again(error)
+                level = logging.WARNING if isinstance(error, HarenaError) else logging.ERROR
+                _log.log(level, "job %s (%s) failed: %s", job.id, job.kind, error, exc_info=error)
+                after = self._queue.fail(job, _in_words(error), retry=again)
+                self._follow(Swept.of([after]))
+        except LeaseLost:
+            _log.info("job %s (%s) was cancelled or taken over", job.id, job.kind)
+
+    # ---- what follows for those the jobs were about ----
+
+    def _follow(self, swept: Swept) -> None:
+        """Inside the transaction that ended or requeued them."""
+        for job in swept.requeued:
+            self._tell(self._on_requeued, job)
+        for job in swept.dead:
+            self._tell(self._on_dead, job)
+
+    def _tell(self, what: Callable[[Job], object], job: Job) -> None:
+        try:
+            what(job)
+        except HarenaError:  # it has written nothing, and the job's own end must be kept
+            _log.exception("what follows from the end of job %s could not be written", job.id)
+
+    # ---- the thread that looks after them ----
+
+    def _keep(self) -> None:
+        swept_at = pruned_at = -PRUNE_S
+        while not (self._stopping and not self._held):
+            self._bell.wait(LOOK_S)
+            self._bell.clear()
+            try:
+                self._look()
+                now = time.monotonic()
+                if now - swept_at > SWEEP_S:
+                    swept_at = now
+                    self._sweep()
+                if now - pruned_at > PRUNE_S:
+                    pruned_at = now
+                    self._prune()
+            except Exception as error:
+                log_failure(_log, "jobs could not be looked after; will try again", error)
+                time.sleep(ERROR_WAIT_S)
+
+    def _look(self) -> None:
+        with self._changed:
+            held = list(self._held)
+        if held:
+            current = self._queue.holders([one.job.id for one in held])
+            for one in held:
+                if current.get(one.job.id) != one.job.fence:
+                    one.lost.set()
+                elif time.monotonic() - one.beaten_at > HEARTBEAT_S:
+                    self._beat(one)
+        if due := self._queue.due():
+            self._wake([kind for kind in due if kind in self._handlers])
+            for lane in self._lanes:
+                self._make_room(lane, set(due))
+
+    def _make_room(self, lane: Lane, due: set[str]) -> None:
+        """Has a job yield where one that waits has waited enough, and its kind or its share has no slot."""
+        with self._changed:
+            held = [one for one in self._held if one.job.kind in lane.kinds]
+        # Not asked whether a slot is free: short jobs free one again and again, and take it at once.
+        if any(one.yields.is_set() or one.lost.is_set() for one in held):
+            return
+        now = self._store.clock()
+        for kind in lane.kinds:
+            head = self._queue.head(kind) if kind in due else None
+            if head is None or now - head.run_at < PATIENCE_S:
+                continue
+            victims = [one for one in held if one.must_yield and _yields_to(one.job, head, held, lane)]
+            if victims:
+                shares = Counter(one.job.share for one in held)
+                # Of whoever has most slots; the job that loses least.
+                victim = max(victims, key=lambda one: (shares[one.job.share], one.began_at))
+                _log.info("job %s (%s) yields to job %s (%s)", victim.job.id, victim.job.kind, head.id, head.kind)
+                with self._changed:
+                    self._wanted[lane] = kind
+                victim.yields.set()
+                return
+
+    def _beat(self, held: _Held) -> None:
+        try:
+            self._queue.heartbeat(held.job)
+            held.beaten_at = time.monotonic()
+        except LeaseLost:
+            held.lost.set()
+
+    def _sweep(self) -> None:
+        now = self._store.clock()  # before the look at what is ours: a job that comes after it has a later lease
+        with self._changed:
+            held = list(self._held)
+        for one in held:
+            self._beat(one)  # a machine that slept has let its own leases run out
+        with self._store.begin():
+            self._follow(self._queue.sweep(now=now))
+
+    def _prune(self) -> None:
+        jobs = self._queue.prune(older_than_s=KEEP_S, keep=KEEP_JOBS)
+        events = self._store.prune_events(older_than_s=KEEP_S, keep=KEEP_EVENTS)
+        if jobs or events:
+            _log.info("pruned %d old jobs and %d old events", jobs, events)
+
+
+def _yields_to(one: Job, head: Job, held: Sequence[_Held], lane: Lane) -> bool:
+    running = Counter(other.job.kind for other in held)
+    if one.kind in lane.firm:
+        return False
+    if one.kind != head.kind:
+        alone = one.kind == lane.first and running[lane.first] == 1 and lane.slots > 1
+        return not running[head.kind] and not alone
+    # Of the same kind: to a share that has nothing, and has had no more.
+    shares = {other.job.share for other in held if other.job.kind == head.kind}
+    return head.share not in shares and head.turn <= one.turn
+
+
+def may_try_again(error: Exception) -> bool:
+    """A BoxError says so itself. What was refused with reason stays refused; a database or disk that fails, or a bug,
+    may not be there the next time."""
+    if isinstance(error, BoxError):
+        return error.retry is not Retry.NEVER
+    return not isinstance(error, HarenaError) or isinstance(error, StoreError | TryAgain)
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) if isinstance(error, HarenaError) else f"{type(error).__name__}: {error}"

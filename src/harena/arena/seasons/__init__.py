@@ -1,0 +1,3 @@
+"""Seasons of an environment (`service`), and the finals that decide them (`finals`)."""
+
+from __future__ import annotations

@@ -1,0 +1,120 @@
+"""The boards of single-seat environments: the best entry of each owner and algorithm, kept beside the submissions.
+
+Guarantees: verified and self-reported scores never share a board; a board is of the season that runs, so what an older
+season's submission scored cannot stand on it; it follows from the submissions and can be made again from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from harena.arena.db.database import columns
+from harena.arena.db.models import Kind, board, named, owners, submissions
+from harena.arena.db.records import Entry, Filter, Sort, Submission, page
+from harena.arena.ladder.log import Ladder
+
+CROWD = 7000
+"""Where sorting what a filter leaves of a million entries takes as long as looking for the first 50 in order."""
+
+
+class Boards(Ladder):
+    def leaderboard(
+        self, env_id: str, *, kind: Kind = Kind.VERIFIED, where: Filter | None = None,
+        sort: Sort = Sort.SCORE_DESC, limit: int = 50, offset: int = 0,
+    ) -> list[Entry]:  # fmt: skip
+        """The best entry of each owner and algorithm, of one kind."""
+        where = where or Filter()
+        crowded = self._crowded(env_id, kind, where, sort)
+        query = board_query(env_id, kind, where, sort, crowded=crowded).limit(page(limit)).offset(offset)
+        return [Entry(**row) for row in self.rows(query)]
+
+    def board_size(self, env_id: str, *, kind: Kind = Kind.VERIFIED, where: Filter | None = None) -> int:
+        """Entries that `leaderboard` would give without a limit."""
+        entries = board_query(env_id, kind, where or Filter(), Sort.SCORE_DESC).order_by(None)
+        row = self.row(entries.with_only_columns(sa.func.count().label("n"), maintain_column_froms=True))
+        return row["n"] if row else 0
+
+    def clear_board(self, env_id: str) -> None:
+        """For a new season. The submissions keep their scores."""
+        with self.begin() as connection:
+            connection.execute(board.delete().where(board.c.env_id == env_id))
+            self.publish(f"board:{env_id}", "board", {"score": None})
+
+    # ---- parts ----
+
+    def _lock_owner(self, owner_id: str) -> None:
+        """One change at a time for each owner, so that quota, version and best entry are counted right."""
+        self.row(sa.select(owners.c.id).where(owners.c.id == owner_id).with_for_update())
+
+    def _crowded(self, env_id: str, kind: Kind, where: Filter, sort: Sort) -> bool:
+        """Whether the range that the board is not sorted by leaves many entries."""
+        by_score = Sort(sort) is Sort.SCORE_DESC
+        range_ = _between(board.c.at, *where.dates) if by_score else _between(board.c.score, *where.scores)
+        if not range_ or where.user is not None:
+            return False
+        some = sa.select(board.c.at).where(board.c.env_id == env_id, board.c.kind == Kind(kind), *range_)
+        row = self.row(sa.select(sa.func.count().label("n")).select_from(some.limit(CROWD).subquery()))
+        return row is not None and row["n"] >= CROWD
+
+    def _refresh_board(self, of: Submission) -> None:
+        """From the submissions, whatever was there before. Called inside `begin()`."""
+        live = self.live_season(of.env_id)
+        if of.season_id != (live.id if live else None):
+            return  # its season's board is history
+        place = {"env_id": of.env_id, "kind": of.kind, "owner_id": of.owner_id, "algorithm": of.algorithm}
+        self._lock_owner(of.owner_id)
+        best = self.row(_BEST, {f"of_{name}": value for name, value in place.items()} | {"of_season": of.season_id})
+        with self.begin() as connection:
+            if best is None:
+                connection.execute(board.delete().where(*(board.c[name] == value for name, value in place.items())))
+            else:
+                insert = self.insert(board).values(**place, **best)
+                connection.execute(insert.on_conflict_do_update(index_elements=list(place), set_=dict(best)))
+            body = {"kind": of.kind.value, "owner": of.owner, "algorithm": of.algorithm}
+            self.publish(f"board:{of.env_id}", "board", body | {"score": best["score"] if best else None})
+
+
+_BEST = (
+    sa.select(
+        submissions.c.id.label("submission_id"), submissions.c.score, submissions.c.low, submissions.c.high,
+        submissions.c.created_at.label("at"),
+    )
+    .where(*(submissions.c[name] == sa.bindparam(f"of_{name}") for name in ("env_id", "kind", "owner_id", "algorithm")))
+    .where(submissions.c.season_id.is_not_distinct_from(sa.bindparam("of_season")))
+    .where(submissions.c.score.is_not(None), submissions.c.deleted_at.is_(None))
+    .order_by(submissions.c.score.desc(), submissions.c.created_at, submissions.c.id)
+    .limit(1)
+)  # fmt: skip
+
+# Not joins: a planner that started from the owners would read the whole board.
+_OWNER_NAME = sa.select(owners.c.name).where(owners.c.id == board.c.owner_id).scalar_subquery().label("owner")
+_ENTRIES = sa.select(*columns(board, Entry), _OWNER_NAME)
+
+
+def board_query(
+    env_id: str, kind: Kind, where: Filter, sort: Sort, *, crowded: bool = False
+) -> sa.Select[*tuple[Any, ...]]:  # fmt: skip
+    """Says to the planner, who does not know how many rows a filter leaves, which index to take: a column plus 0 is in
+    none. One owner has few entries, so these are sorted; of a crowded range, the first 50 in order are soon found."""
+    by_score, alone = Sort(sort) is Sort.SCORE_DESC, where.user is not None
+    score = board.c.score + 0 if alone or (crowded and not by_score) else board.c.score
+    at = board.c.at + 0 if alone or (crowded and by_score) else board.c.at
+    query = _ENTRIES.where(board.c.env_id == env_id, board.c.kind == Kind(kind))
+    if where.user is not None:
+        query = query.where(board.c.owner_id.in_(sa.select(owners.c.id).where(named(owners.c.name, where.user))))
+    if where.algorithm is not None:
+        query = query.where(board.c.algorithm == where.algorithm)
+    query = query.where(*_between(score, *where.scores), *_between(at, *where.dates))
+    if by_score:
+        return query.order_by(score.desc(), board.c.at, board.c.submission_id)
+    if sort == Sort.DATE_DESC:
+        return query.order_by(at.desc(), board.c.submission_id.desc())
+    return query.order_by(at, board.c.submission_id)
+
+
+def _between(
+    column: sa.ColumnElement[float], low: float | None, high: float | None
+) -> list[sa.ColumnElement[bool]]:  # fmt: skip
+    return [*([] if low is None else [column >= low]), *([] if high is None else [column <= high])]

@@ -1,0 +1,201 @@
+"""What somebody handed in (one file, several with a main file, or a zip) as a checked `Intake`: an agent to evaluate,
+or a script whose score is its own word.
+
+Promises: hostile names, sizes and archives are refused here, in words for a student, with nothing unpacked to a disk,
+imported or run; the same content has the same digest, however it was packed. Whether it plays well, or at all, only the
+box will tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harena.arena.db.models import Kind
+from harena.arena.submissions import script
+from harena.arena.submissions.script import ScriptCode
+from harena.errors import HarenaError
+from harena.match.agent import load as agents
+from harena.match.agent.load import AgentError, ArchiveLimits
+from harena.match.result import AgentCode
+
+AGENT_NAME, SCRIPT_NAME = agents.ENTRIES[0], "submission.py"
+"""What an agent, and a script, that came as one file are called in their boxes."""
+NO_AGENT = (": no agent in it:", ": class Agent has no method act")
+"""By these words `agents.inspect` says that a main file is sound, but offers no agent."""
+UNTOLD = (
+    "nobody can tell without running it whether this file has an agent, so it is run as a script; to be verified, "
+    "define `class Agent` or `def act(observation)` in the file itself"
+)
+VARIABLE = (
+    "`agent` is a variable here, so this is run as a script; to be verified, define `class Agent` with "
+    "`act(self, observation)`, or `def agent(observation)`"
+)
+_AGENT_FUNCTION = re.compile(
+    rb"^[ \t]*(?:async[ \t]+)?def[ \t]+agent\b|^[ \t]*agent[ \t]*=[ \t]*lambda\b|^[ \t]*from[ \t][^\n]*\bagent\b",
+    re.MULTILINE,
+)
+MAX_NAME = 100
+
+
+class IntakeError(HarenaError):
+    """What was handed in cannot be taken. Says which file, and what to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    name: str
+    """As the client gave it; believed only as a path below the submission's own folder."""
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    code: AgentCode | ScriptCode
+    digest: str
+    """SHA-256 of the files, their paths and what is started; not of how they were packed."""
+    warnings: tuple[str, ...] = ()
+    """For the author: what may go wrong. None of them keeps it from being evaluated."""
+
+    @property
+    def kind(self) -> Kind:
+        """An agent's score is verified; a script's is its own word, and never ranks with verified ones."""
+        return Kind.VERIFIED if isinstance(self.code, AgentCode) else Kind.SELF_REPORTED
+
+
+def take_in(
+    uploads: Sequence[Upload],
+    *,
+    main_file: str = "",
+    name: str = "agent",
+    limits: ArchiveLimits = agents.DEFAULT_LIMITS,
+) -> Intake:
+    """One .py file or zip, or several files. `main_file` says which one is started; without it that is agent.json's
+    entry, agent.py, main.py, submission.py, or the only one there is. Raises IntakeError."""
+    alone = len(uploads) == 1 and not _is_zip(uploads[0])
+    try:
+        files = _one(uploads[0], limits) if len(uploads) == 1 else _several(uploads, limits)
+        if alone:
+            if main_file not in ("", uploads[0].name):
+                raise IntakeError(f"main_file {_shown(main_file)!r} is not {_shown(uploads[0].name)}, the only file")
+            main_file = AGENT_NAME
+        entry, command = _start(files, main_file)
+        code = AgentCode(name=_shown(name)[:MAX_NAME] or "agent", files=files, entry=entry, command=command)
+        return _sorted_out(code, alone)
+    except AgentError as error:
+        text = str(error)
+        raise IntakeError(_renamed(text, AGENT_NAME, _shown(uploads[0].name)) if alone else text) from None
+
+
+def as_script(code: AgentCode | ScriptCode) -> ScriptCode:
+    """The same files, with the entry run as a script: for an environment that only scripts know. Raises IntakeError."""
+    if isinstance(code, ScriptCode):
+        return code
+    if code.command:
+        raise IntakeError("only Python scripts are run here; hand in a .py file that prints its score")
+    if [*code.files] == [AGENT_NAME]:  # it came as one file, and may have had any name
+        return ScriptCode(name=code.name, main=SCRIPT_NAME, files={SCRIPT_NAME: code.files[AGENT_NAME]})
+    return ScriptCode(name=code.name, main=code.entry, files=code.files)
+
+
+def digest(files: Mapping[str, bytes], start: Sequence[str]) -> str:
+    """Every part goes in with its length, so that no two contents read the same."""
+    hashed = hashlib.sha256(b"harena submission 1\n")
+    parts = [len(start).to_bytes(8, "little"), *(word.encode() for word in start)]
+    for path in sorted(files):
+        parts += [path.encode(), files[path]]
+    for part in parts:
+        hashed.update(len(part).to_bytes(8, "little"))
+        hashed.update(part)
+    return hashed.hexdigest()
+
+
+# Which files
+
+
+def _is_zip(upload: Upload) -> bool:
+    return upload.data.startswith(b"PK")
+
+
+def _one(upload: Upload, limits: ArchiveLimits) -> dict[str, bytes]:
+    name = upload.name.lower()
+    if name.endswith(".ipynb"):
+        raise IntakeError(f"{_shown(upload.name)}: a notebook; export it as a .py file (File, Save as, Python)")
+    if not name.endswith(".py") and not _is_zip(upload):
+        raise IntakeError(f"{_shown(upload.name)}: {agents.what_else(upload.data)}; give a .py file or a zip")
+    return agents.from_bytes(upload.data, limits)
+
+
+def _several(uploads: Sequence[Upload], limits: ArchiveLimits) -> dict[str, bytes]:
+    if not uploads:
+        raise IntakeError("nothing was handed in; give a .py file, several files, or a zip")
+    files = agents.FileSet(limits)
+    for upload in uploads:
+        path = agents.clean_path(upload.name, limits)
+        if path is None:
+            continue
+        if _is_zip(upload):
+            raise IntakeError(f"{_shown(path)}: a zip among other files; give the zip alone, or its files")
+        files.add_one(path, upload.data)
+    return agents.without_top_folder(files.checked())
+
+
+def _start(files: dict[str, bytes], main_file: str) -> tuple[str, tuple[str, ...]]:
+    if main_file:
+        if main_file not in files or not main_file.endswith(".py"):
+            some = ", ".join(sorted(path for path in files if path.endswith(".py"))[:5]) or "none"
+            raise IntakeError(
+                f"main_file {_shown(main_file)!r} is not a .py file of this submission; .py files: {_shown(some)}"
+            )
+        return main_file, ()
+    if SCRIPT_NAME in files and not files.keys() & {agents.MANIFEST, *agents.ENTRIES}:
+        return SCRIPT_NAME, ()
+    try:
+        return agents.start_of(files)
+    except AgentError as error:
+        raise IntakeError(f"{error}; or say with main_file which file is started") from None
+
+
+# What it is
+
+
+def _sorted_out(code: AgentCode, alone: bool) -> Intake:
+    seen = agents.inspect(code)
+    if any(sign in seen.error for sign in NO_AGENT):
+        return _script(code, seen.warnings, alone)
+    if seen.error or seen.entry is None:
+        raise AgentError(seen.error)
+    if not seen.entry.kind:
+        return _script(code, (*seen.warnings, f"{code.entry}: {UNTOLD}"), alone)
+    if seen.entry.name == "agent" and not _AGENT_FUNCTION.search(code.files[code.entry]):
+        return _script(code, (*seen.warnings, f"{code.entry}: {VARIABLE}"), alone)
+    start = ["command", *code.command] if code.command else ["agent", code.entry]
+    return Intake(code=code, digest=digest(code.files, start), warnings=seen.warnings)
+
+
+def _script(code: AgentCode, warnings: Sequence[str], alone: bool) -> Intake:
+    files, main = code.files, code.entry
+    if alone:
+        files, main = {SCRIPT_NAME: files[main]}, SCRIPT_NAME
+    kept = tuple(_renamed(text, code.entry, main) for text in warnings if _concerns_scripts(text))
+    return Intake(
+        code=ScriptCode(name=code.name, main=main, files=files), digest=digest(files, ["script", main]), warnings=kept
+    )
+
+
+def _concerns_scripts(warning: str) -> bool:
+    """The advice is for agents: a script may print as it likes, and finds more packages."""
+    imported = re.search(r": imports ([\w.]+): the box has", warning)
+    there = imported is not None and imported[1].partition(".")[0] in script.packages()
+    return not there and "prints on every move" not in warning
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    return new + text.removeprefix(old) if text.startswith(old) else text
+
+
+def _shown(text: str) -> str:
+    """On one line and without what a terminal would obey: strangers chose it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:200]).strip()

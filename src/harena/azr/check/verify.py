@@ -1,0 +1,450 @@
+"""Is a proposal a task, and is an answer right? Promises: model text is parsed here and run only in boxes; the expected
+outputs never enter one; nothing is right that was not compared on this side, by type and value (literals.py).
+
+A proposal is valid when it parses, has one function at the top level, imports nothing that the lint forbids, takes
+arguments that are literals, and gives outputs that are literals and the same ones in four calls: two in each of two
+interpreters with other hash seeds and addresses, another order of the calls and another limit on recursion, which also
+see another time, host, folder, environment and process; and where it may meet a set, in six more. The lint keeps honest
+models on the way; the wall is the box.
+
+deduction   the answer is a literal, compared here; nothing runs
+abduction   the answer is an argument list, read here; the task's own program is called with it, and its output
+            compared here. Where the program may meet a set, or do more than compute, it must give that output in both
+            interpreters: it was found to be the same every time for the task's own input only
+induction   the answer is a program: it is called with the hidden inputs, in order and then backwards, there each time
+            in a fresh namespace; one that can do more than compute also in a process for each input. Its outputs are
+            compared here with the hidden ones. It can forge what it returns, but not without knowing what to return
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import itertools
+import symtable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import cast
+
+from harena.azr.check.executor import BATCHES, Bounds, Executor, Job, Outcome, Status
+from harena.azr.check.plain import is_plain, may_depend_on_hashes, nodes_of
+from harena.azr.tasks import literals
+from harena.azr.tasks.kinds import ENTRY, MAX_PROGRAM_CHARS, Answer, InductionTask, Kind, Proposal, Task, Triplet
+from harena.azr.tasks.literals import LiteralError, Value
+
+_FORBIDDEN_NAMES = """
+    asyncio atexit bcrypt builtins calendar code codeop concurrent ctypes datetime faulthandler fcntl gc glob hashlib
+    hmac importlib inspect io logging marshal mmap multiprocessing os pathlib pebble pickle pkgutil platform posix pty
+    random resource runpy secrets select selectors shutil signal site socket socketserver sqlite3 ssl subprocess sys
+    sysconfig tempfile termios threading time timeit trace traceback tty types urllib uuid warnings weakref zipimport
+"""
+_NONE = frozenset[str]()
+FORBIDDEN = frozenset(_FORBIDDEN_NAMES.split())
+"""Modules that a task has no use for: their results differ from run to run, or they reach outside the program."""
+
+PIECE = 192
+"""Proposals that are looked at before their boxes start: the next ones are looked at meanwhile."""
+HASH_SEEDS = (1, 2, 3, 4, 5, 6)
+"""For programs that may meet a set: six more orders."""
+
+
+class Verdict(enum.StrEnum):
+    OK = "ok"
+    SYNTAX = "syntax"
+    """It does not parse, or is too long."""
+    FUNCTION = "function"
+    """Not exactly one function at the top level."""
+    FORBIDDEN = "forbidden"
+    INPUT = "input"
+    """An input that is no argument list of literals, or an empty or repeated one."""
+    ERROR = "error"
+    TIME = "time"
+    MEMORY = "memory"
+    SIZE = "size"
+    TYPE = "type"
+    """An output that is no literal."""
+    NONDETERMINISTIC = "nondeterministic"
+    WRONG = "wrong"
+    """Of an answer: everything went well, and it is not the right one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    verdict: Verdict
+    task: Task | None = None
+    """The task, when the proposal is valid: program and inputs as the verifier understood them, outputs as it saw."""
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.task is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    task: Task
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    right: bool
+    verdict: Verdict
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    bounds: Bounds = field(default_factory=Bounds)
+    forbidden: frozenset[str] = FORBIDDEN
+    backend: str = "local"
+    """Which boxes: a name of the sandbox's registry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A program that may be run: with its function named f."""
+
+    program: str
+    plain: bool
+    hashes: bool
+    """Whether it may depend on the order of a set."""
+
+
+class Verifier:
+    """Batches in, results out, in order. `submit_*` do the same on threads of their own, a few batches side by side."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self._executor = Executor(bounds=self.settings.bounds, backend=self.settings.backend)
+        self._threads = ThreadPoolExecutor(BATCHES, thread_name_prefix="azr-verifier")
+
+    def validate(self, proposals: Sequence[Proposal]) -> list[Validation]:
+        found: list[Validation | None] = [None] * len(proposals)
+        begun: list[tuple[list[int], list[Job], Callable[[], list[tuple[Outcome, Outcome]]]]] = []
+        for first in range(0, len(proposals), PIECE):
+            jobs: list[Job] = []
+            places: list[int] = []
+            for index, proposal in enumerate(proposals[first : first + PIECE], first):
+                job = self._job_of(proposal)
+                if isinstance(job, Validation):
+                    found[index] = job
+                else:
+                    places.append(index)
+                    jobs.append(job)
+            begun.append((places, jobs, self._executor.begin_twice(jobs, list(map(_backwards, jobs)))))
+        for places, jobs, results in begun:
+            for index, job, runs in zip(places, jobs, results(), strict=True):
+                found[index] = _validation(proposals[index], job, runs)
+        self._shake(
+            found, [place for places, _, _ in begun for place in places], [job for _, jobs, _ in begun for job in jobs]
+        )
+        return cast("list[Validation]", found)
+
+    def _shake(self, found: list[Validation | None], places: Sequence[int], jobs: Sequence[Job]) -> None:
+        """Where a set may be met, two interpreters that agree prove little: of two elements, every second pair does."""
+        doubtful = [
+            (index, job)
+            for index, job in zip(places, jobs, strict=True)
+            if (validation := found[index]) is not None and validation.ok and _may_meet_sets(job)
+        ]
+        for outcomes in self._executor.run_with_seeds([job for _, job in doubtful], HASH_SEEDS):
+            for (index, _), outcome in zip(doubtful, outcomes, strict=True):
+                validation = found[index]
+                if validation is not None and validation.task is not None and not _agrees(outcome, validation.task):
+                    found[index] = Validation(verdict=Verdict.NONDETERMINISTIC)
+
+    def grade(self, attempts: Sequence[Attempt]) -> list[Grade]:
+        found: list[Grade | None] = [None] * len(attempts)
+        jobs: dict[Job, list[int]] = {}  # the same question twice is asked once
+        for index, attempt in enumerate(attempts):
+            job = self._question(attempt)
+            if isinstance(job, Grade):
+                found[index] = job
+            else:
+                jobs.setdefault(job, []).append(index)
+        for outcome, places in zip(self._executor.run(list(jobs)), jobs.values(), strict=True):
+            for index in places:
+                found[index] = _compared(outcome, _asked_outputs(attempts[index].task))
+        self._confirm(attempts, found, jobs)
+        self._separate(attempts, found, jobs)
+        return cast("list[Grade]", found)
+
+    def _confirm(
+        self, attempts: Sequence[Attempt], found: list[Grade | None], jobs: Mapping[Job, Sequence[int]]
+    ) -> None:
+        """A program that is the same every time for the task's own input may throw a coin for any other."""
+        doubtful = {
+            job: places
+            for job, places in jobs.items()
+            if any(_is_lucky(attempts[index].task, job, found[index]) for index in places)
+        }
+        for runs, places in zip(self._executor.run_twice(list(doubtful)), doubtful.values(), strict=True):
+            for index in places:
+                again = [_compared(outcome, expected_outputs(attempts[index].task)) for outcome in runs]
+                found[index] = next((one for one in again if not one.right), found[index])
+
+    def _separate(
+        self, attempts: Sequence[Attempt], found: list[Grade | None], jobs: Mapping[Job, Sequence[int]]
+    ) -> None:
+        """An induction answer that can do more than compute may remember outside its namespace, or look at a clock:
+        each hidden input gets a process of its own, in both interpreters."""
+        doubtful = [
+            (index, Job(program=job.program, calls=(given,), plain=False), output)
+            for job, places in jobs.items()
+            if job.fresh and not job.plain
+            for index in places
+            if (grade := found[index]) is not None and grade.right
+            for given, output in zip(job.calls, expected_outputs(attempts[index].task), strict=False)
+        ]
+        outcomes = self._executor.run_twice([job for _, job, _ in doubtful])
+        for (index, _, output), runs in zip(doubtful, outcomes, strict=True):
+            again = [_compared(outcome, (output,)) for outcome in runs]
+            found[index] = next((one for one in again if not one.right), found[index])
+
+    def submit_validate(self, proposals: Sequence[Proposal]) -> Future[list[Validation]]:
+        return self._threads.submit(self.validate, list(proposals))
+
+    def submit_grade(self, attempts: Sequence[Attempt]) -> Future[list[Grade]]:
+        return self._threads.submit(self.grade, list(attempts))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._executor.close()
+
+    def __enter__(self) -> Verifier:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- what is to be run ----
+
+    def _job_of(self, proposal: Proposal) -> Job | Validation:
+        checked = check_program(proposal.program, self.settings.forbidden)
+        if isinstance(checked, Validation):
+            return checked
+        try:
+            inputs = [literals.read_arguments(text) for text in proposal.inputs]
+        except LiteralError as error:
+            return Validation(verdict=Verdict.INPUT, detail=str(error))
+        shown = tuple(map(literals.show_arguments, inputs))
+        if not shown or not all(inputs):
+            return Validation(verdict=Verdict.INPUT, detail="a task needs arguments")
+        if _is_repeated(inputs, shown):
+            return Validation(verdict=Verdict.INPUT, detail="an input that is there twice tests nothing")
+        # There and back: what depends on the calls before it gives itself away.
+        return Job(program=checked.program, calls=(*shown, *reversed(shown)), plain=checked.plain)
+
+    def _question(self, attempt: Attempt) -> Job | Grade:
+        task, answer = attempt.task, attempt.answer
+        try:
+            if isinstance(task, InductionTask):
+                return self._induction(task, answer)
+            if answer.kind is Kind.DEDUCTION:
+                right = literals.same(literals.read(answer.text), literals.read(task.output))
+                return Grade(right=right, verdict=Verdict.OK if right else Verdict.WRONG)
+            given = literals.show_arguments(literals.read_arguments(answer.text))
+        except LiteralError as error:
+            return Grade(right=False, verdict=Verdict.INPUT, detail=str(error))
+        return Job(program=task.program, calls=(given,), plain=_is_plain(task.program))
+
+    def _induction(self, task: InductionTask, answer: Answer) -> Job | Grade:
+        if not task.hidden:
+            return Grade(right=False, verdict=Verdict.INPUT, detail="a task without hidden pairs has no right answer")
+        checked = check_program(answer.text, self.settings.forbidden)
+        if isinstance(checked, Validation):
+            return Grade(right=False, verdict=checked.verdict, detail=checked.detail)
+        # In order in one namespace, then back with a namespace for each: what it remembers is of no use.
+        hidden = tuple(given for given, _ in task.hidden)
+        calls = (*hidden, *reversed(hidden))
+        return Job(program=checked.program, calls=calls, plain=checked.plain, fresh=len(hidden))
+
+
+def check_program(source: str, forbidden: frozenset[str] = FORBIDDEN) -> Checked | Validation:
+    """What can be said of a program without running it; its one function gets the name f."""
+    if len(source) > MAX_PROGRAM_CHARS:  # such a one is not remembered either
+        return Validation(verdict=Verdict.SYNTAX, detail=f"longer than {MAX_PROGRAM_CHARS} characters")
+    return _check(source, forbidden)
+
+
+@functools.lru_cache(maxsize=4096)
+def _check(source: str, forbidden: frozenset[str]) -> Checked | Validation:
+    try:
+        tree = cast("ast.Module", literals.parse(source, max_chars=MAX_PROGRAM_CHARS))
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        if len(functions) != 1:
+            return Validation(verdict=Verdict.FUNCTION, detail=f"{len(functions)} functions at the top level, not one")
+        nodes = nodes_of(tree)
+        module = next((name for name in _imported(nodes, source) if _is_forbidden(name, forbidden)), None)
+        if module is not None:
+            return Validation(verdict=Verdict.FORBIDDEN, detail=f"imports {module[:80]}")
+        # Python reads letters of other widths as the plain ones, so only plain text shows which names it has.
+        if ("id" in source or not source.isascii()) and _asks_for_addresses(nodes, source):
+            return Validation(verdict=Verdict.NONDETERMINISTIC, detail="id() is another on another machine")
+        if functions[0] == ENTRY:
+            return Checked(program=source, plain=is_plain(nodes), hashes=may_depend_on_hashes(nodes))
+        renamed = _renamed(tree, functions[0])
+        if renamed is None:
+            return Validation(verdict=Verdict.FUNCTION, detail=f"{functions[0][:80]} cannot be renamed: f is taken")
+        return Checked(program=renamed, plain=_is_plain(renamed), hashes=may_depend_on_hashes(nodes))
+    except LiteralError as error:
+        return Validation(verdict=Verdict.SYNTAX, detail=str(error))
+    except RecursionError:
+        return Validation(verdict=Verdict.SYNTAX, detail="nested too deeply")
+
+
+def expected_outputs(task: Task) -> tuple[str, ...]:
+    """What must come out: for induction of the hidden inputs, else of the one input."""
+    return tuple(out for _, out in task.hidden) if isinstance(task, InductionTask) else (task.output,)
+
+
+def _asked_outputs(task: Task) -> tuple[str, ...]:
+    """What must come out of the calls of a question: hidden inputs are asked there and back."""
+    expected = expected_outputs(task)
+    return (*expected, *reversed(expected)) if isinstance(task, InductionTask) else expected
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_plain(program: str) -> bool:
+    try:
+        return is_plain(nodes_of(literals.parse(program, max_chars=MAX_PROGRAM_CHARS)))
+    except (LiteralError, RecursionError):
+        return False
+
+
+def _is_repeated(inputs: Sequence[tuple[Value, ...]], shown: Sequence[str]) -> bool:
+    """By value: dicts that differ in nothing but their order have two texts."""
+    if len(set(shown)) != len(shown):
+        return True
+    with_dicts = [given for given, text in zip(inputs, shown, strict=True) if "{" in text]
+    return any(literals.same(one, other) for one, other in itertools.combinations(with_dicts, 2))
+
+
+def _asks_for_addresses(nodes: Sequence[ast.AST], source: str) -> bool:
+    """Whether the built-in id is used. Where the interpreter lies at a fixed place, as Debian's does, its own objects
+    have one address in every process, and runs that agree show nothing."""
+    if not any(isinstance(node, ast.Name) and node.id == "id" for node in nodes):
+        return False
+    try:
+        with literals.quiet():
+            tables = [symtable.symtable(source, "<task>", "exec")]
+    except SyntaxError:
+        return False  # it parses and does not compile: a box will say so
+    for table in tables:
+        tables += table.get_children()
+    found = [(table, table.lookup("id")) for table in tables if "id" in table.get_identifiers()]
+    is_own = any(
+        (symbol.is_assigned() or symbol.is_imported()) and (table is tables[0] or symbol.is_declared_global())
+        for table, symbol in found
+    )
+    return not is_own and any(symbol.is_global() for _, symbol in found)
+
+
+def _is_forbidden(module: str, forbidden: frozenset[str]) -> bool:
+    """Where anything is forbidden, so is what lies beneath it: `_random`, `_io` and their like."""
+    root = module.partition(".")[0]
+    return root in forbidden or (bool(forbidden) and root.startswith("_") and root != "__future__")
+
+
+def _imported(nodes: Sequence[ast.AST], source: str) -> list[str]:
+    found: list[str] = []
+    for node in nodes if "import" in source else ():
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append(node.module or ".")
+    return found
+
+
+def _renamed(tree: ast.Module, name: str) -> str | None:
+    """The program with its function called f, unless something else in it has that name."""
+    for node in ast.walk(tree):
+        if ENTRY in (getattr(node, "id", None), getattr(node, "arg", None), getattr(node, "name", None)):
+            return None
+        if isinstance(node, ast.Name) and node.id == name:
+            node.id = ENTRY
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            node.name = ENTRY
+    return ast.unparse(tree)
+
+
+# ---- what came of it ----
+
+_VERDICTS = {
+    Status.ERROR: Verdict.ERROR,
+    Status.TIME: Verdict.TIME,
+    Status.MEMORY: Verdict.MEMORY,
+    Status.SIZE: Verdict.SIZE,
+    Status.TYPE: Verdict.TYPE,
+}
+
+
+def _validation(proposal: Proposal, job: Job, runs: tuple[Outcome, Outcome]) -> Validation:
+    bad = next((run for run in runs if run.status is not Status.OK), None)
+    if bad is not None:
+        return Validation(verdict=_VERDICTS[bad.status], detail=bad.detail)
+    try:
+        known = {output: literals.show(literals.read(output)) for run in runs for output in set(run.outputs)}
+    except LiteralError as error:
+        return Validation(verdict=Verdict.TYPE, detail=str(error))
+    first, second = (tuple(known[output] for output in run.outputs) for run in runs)
+    count = len(job.calls) // 2
+    if first != second[count:] + second[:count] or first != first[::-1]:
+        return Validation(verdict=Verdict.NONDETERMINISTIC)
+    pairs = tuple(zip(job.calls[:count], first[:count], strict=True))
+    if proposal.kind is Kind.INDUCTION:
+        return Validation(
+            verdict=Verdict.OK, task=InductionTask(program=job.program, message=proposal.message, pairs=pairs)
+        )
+    return Validation(verdict=Verdict.OK, task=Triplet(program=job.program, input=pairs[0][0], output=pairs[0][1]))
+
+
+def _backwards(job: Job) -> Job:
+    """The same calls, those of the way back first: what depends on which input came first gives itself away."""
+    count = len(job.calls) // 2
+    if count == 1:
+        return job
+    return Job(program=job.program, calls=job.calls[count:] + job.calls[:count], plain=job.plain)
+
+
+def _is_lucky(task: Task, job: Job, grade: Grade | None) -> bool:
+    """Whether an answer may be right by chance: of a program that may throw a coin, for another input than the task's,
+    for which it was seen not to."""
+    if isinstance(task, InductionTask) or grade is None or not grade.right or job.calls == (task.input,):
+        return False
+    return not job.plain or _may_meet_sets(job)
+
+
+def _may_meet_sets(job: Job) -> bool:
+    checked = check_program(job.program, _NONE)
+    if not isinstance(checked, Checked) or checked.hashes:
+        return True
+    braced = [call for call in job.calls if "{" in call or "set(" in call]
+    return any(map(literals.holds_set, map(literals.read_arguments, braced)))
+
+
+def _agrees(outcome: Outcome, task: Task) -> bool:
+    if outcome.status is not Status.OK:
+        return False
+    wanted = [out for _, out in task.pairs] if isinstance(task, InductionTask) else [task.output]
+    try:
+        seen = [literals.show(literals.read(output)) for output in outcome.outputs]
+    except LiteralError:
+        return False
+    return seen == [*wanted, *reversed(wanted)]
+
+
+def _compared(outcome: Outcome, expected: tuple[str, ...]) -> Grade:
+    if outcome.status is not Status.OK:
+        return Grade(right=False, verdict=_VERDICTS[outcome.status], detail=outcome.detail)
+    try:
+        right = all(
+            literals.same(literals.read(output), literals.read(wanted))
+            for output, wanted in set(zip(outcome.outputs, expected, strict=True))
+        )
+    except LiteralError as error:
+        return Grade(right=False, verdict=Verdict.TYPE, detail=str(error))
+    return Grade(right=right, verdict=Verdict.OK if right else Verdict.WRONG)

@@ -1,0 +1,180 @@
+"""The default engine: one torch model that writes and learns, on CPU or CUDA.
+
+Promises what engine.py asks of a Generator and a Learner; generation and learning share their weights, nothing is
+copied. Does not load or save files: weights.py and checkpoint.py do.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (torch leaves many of its own types open)
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from harena.azr.engines.protocol import Completion, OnDone, Request, Rollout, Sampling, Update
+from harena.azr.learn.learner import Learner, LearnSettings
+from harena.azr.model import weights
+from harena.azr.model.decode import Decoder, DecodeSettings, Sampler
+from harena.azr.model.decoder import Model
+from harena.azr.model.seats import Job
+from harena.azr.model.stops import Stops
+from harena.azr.model.tokenizer import TextCodec
+from harena.errors import SpecError
+
+
+class TorchEngine:
+    def __init__(
+        self,
+        model: Model,
+        codec: TextCodec,
+        *,
+        decode: DecodeSettings | None = None,
+        learn: LearnSettings | None = None,
+        max_prompt: int = 8_192,
+    ) -> None:
+        """`max_prompt`, in tokens, refuses prompts that would ask for an absurd cache."""
+        if codec.vocab > model.config.vocab:
+            raise SpecError(f"the tokenizer has {codec.vocab} tokens, the model only {model.config.vocab}")
+        self.model = model
+        self.codec = codec
+        self.decoder = Decoder(model, decode or default_decode(model))
+        self._learn = learn or LearnSettings()
+        self._learner: Learner | None = None
+        self._max_prompt = max_prompt
+        self._temperature = 1.0
+        """Of the last sampled call: what the learner compares probabilities at."""
+        self._stops: dict[tuple[str, ...], Stops] = {}
+        self.totals = {"prompt_tokens": 0, "new_tokens": 0, "seconds": 0.0}
+        """Of all calls of `generate`."""
+
+    @property
+    def learner(self) -> Learner:
+        """Made when first needed: an engine that only generates holds no optimiser."""
+        if self._learner is None:
+            self._learner = Learner(self.model, self._learn, pad=self.codec.pad)
+        return self._learner
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone | None = None
+    ) -> list[list[Completion]]:
+        started = time.perf_counter()
+        prompts, which = self._prompts(requests)
+        stops = self._stops_for(sampling.stop)
+        waiting = [request.n for request in requests]
+        found: list[list[Job | None]] = [[None] * request.n for request in requests]
+        results: list[list[Completion]] = [[] for _ in requests]
+
+        def done(job: Job) -> None:
+            index, sample = job.tag
+            found[index][sample] = job
+            waiting[index] -= 1
+            if not waiting[index]:
+                jobs = [one for one in found[index] if one is not None]
+                results[index] = self._completions(prompts[which[index]], jobs, stops)
+                if on_done is not None:
+                    on_done(index, results[index])
+
+        jobs = [
+            Job(prompt=which[index], limit=request.max_new, tag=(index, sample))
+            for index, request in enumerate(requests)
+            for sample in range(request.n)
+        ]
+        sampler = Sampler(temperature=sampling.temperature, top_p=sampling.top_p, greedy=sampling.greedy)
+        self.decoder.run(prompts, jobs, sampler=sampler, stops=stops, seed=sampling.seed, on_done=done)
+        if not sampling.greedy:
+            self._temperature = sampling.temperature
+        self.totals["prompt_tokens"] += sum(map(len, prompts))
+        self.totals["new_tokens"] += sum(len(one.ids) for group in results for one in group)
+        self.totals["seconds"] += time.perf_counter() - started
+        return results
+
+    def step(self, rollouts: Sequence[Rollout], update: Update) -> dict[str, float]:
+        self.learner.temperature = self._temperature
+        return self.learner.step(rollouts, update)
+
+    def state(self) -> dict[str, Any]:
+        return self.learner.state()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.learner.load(state)
+        self._temperature = self.learner.temperature
+
+    def _prompts(self, requests: Sequence[Request]) -> tuple[list[list[int]], list[int]]:
+        """Different prompts only, and which of them each request has."""
+        places: dict[str, int] = {}
+        prompts: list[list[int]] = []
+        for request in requests:
+            if request.n < 1 or request.max_new < 1:
+                raise SpecError("a request needs n >= 1 and max_new >= 1")
+            if request.prompt in places:
+                continue
+            ids = self.codec.encode(request.prompt) or [self.codec.eos[0]]
+            if len(ids) > self._max_prompt:
+                raise SpecError(f"a prompt of {len(ids)} tokens; the engine takes {self._max_prompt} (max_prompt)")
+            places[request.prompt] = len(prompts)
+            prompts.append(ids)
+        return prompts, [places[request.prompt] for request in requests]
+
+    def fits(self, prompt: str) -> bool:
+        """Whether the prompt may be asked. Short ones need not be counted: hardly a tokenizer makes more than one token
+        of a byte, and none several."""
+        return 4 * len(prompt.encode()) <= self._max_prompt or len(self.codec.encode(prompt)) <= self._max_prompt
+
+    def _stops_for(self, texts: tuple[str, ...]) -> Stops:
+        if texts not in self._stops:
+            self._stops[texts] = Stops(self.codec, texts, vocab=self.model.config.vocab)
+        return self._stops[texts]
+
+    def _completions(self, prompt: Sequence[int], jobs: Sequence[Job], stops: Stops) -> list[Completion]:
+        done = [
+            Completion(
+                prompt_ids=tuple(prompt),
+                ids=tuple(job.ids),
+                logprobs=tuple(job.logprobs),
+                text=stops.text(job.ids),
+                finished=job.ended,
+                entropy=job.entropy,
+            )
+            for job in jobs
+        ]
+        if not self._learn.value_head:
+            return done
+        values = self.learner.values([prompt] * len(done), [one.ids for one in done])
+        return [replace(one, values=value) for one, value in zip(done, values, strict=True)]
+
+
+def build(
+    *,
+    model: str = "default",
+    device: str = "auto",
+    dtype: str = "auto",
+    options: Mapping[str, str | int | float | bool] | None = None,
+) -> TorchEngine:
+    """An engine as a configuration names it. `options`: fields of DecodeSettings and LearnSettings, and max_prompt."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "bf16" if device.startswith("cuda") else "f32"
+    loaded, codec = weights.load(model, device=device, dtype=dtype)
+    given: dict[str, Any] = dict(options or {})
+    max_prompt = int(given.pop("max_prompt", 8_192))
+    decode_names = {field.name for field in fields(DecodeSettings)} & set(given)
+    learn_names = {field.name for field in fields(LearnSettings)} & set(given)
+    unknown = set(given) - decode_names - learn_names
+    if unknown:
+        raise SpecError(f"engine options {sorted(unknown)}: the torch engine does not know them")
+    decode = replace(default_decode(loaded), **{name: given[name] for name in decode_names})
+    learn = LearnSettings(**{name: given[name] for name in learn_names})
+    return TorchEngine(loaded, codec, decode=decode, learn=learn, max_prompt=max_prompt)
+
+
+def default_decode(model: Model) -> DecodeSettings:
+    if model.device.type == "cuda":
+        small = model.parameter_count() < 100_000_000
+        return DecodeSettings(rows=1_024 if small else 256, check_every=8)
+    return DecodeSettings(rows=256, check_every=2)

@@ -1,0 +1,264 @@
+"""Learning from rollouts: one epoch (or more) of clipped policy gradient with AdamW, on the weights that generate.
+
+Promises: weights change in place, so a decoder that shares them sees the update; with half-precision weights the
+optimiser keeps float32 masters; the same rollouts in the same order give the same weights, and `load(state())` goes on
+bit for bit (CPU). Takes finished advantages: how they are made is advantages.py's.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (torch leaves many of its own types open)
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import checkpoint
+
+from harena.azr.engines.protocol import Rollout, Update
+from harena.azr.learn.optimizer import MasterAdamW
+from harena.azr.model.decoder import Model
+from harena.errors import SpecError
+
+LARGE = 300_000_000
+"""Parameters from which activations are recomputed in the backward pass."""
+LOGIT_ELEMENTS = 1 << 28
+"""Logits held at once (float32: 1 GiB); more positions are taken in turns and recomputed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnSettings:
+    value_head: bool = False
+    """A linear layer that expects the return at each token, for PPO."""
+    micro_tokens: int = 0
+    """Tokens of one forward and backward pass, padding counted; 0 chooses by device and size."""
+    save_memory: bool | None = None
+    """Recompute activations; None chooses by size."""
+    warmup_steps: int = 0
+    """Optimiser steps over which the learning rate rises."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+
+
+class Learner:
+    def __init__(self, model: Model, settings: LearnSettings, *, pad: int) -> None:
+        self.model = model
+        self.settings = settings
+        self.temperature = 1.0
+        """What the rollouts were sampled with: probabilities are compared at the same."""
+        self.steps = 0
+        self.value = _value_head(model) if settings.value_head else None
+        size = model.parameter_count()
+        is_cuda = model.device.type == "cuda"
+        self._pad = pad
+        self._micro = settings.micro_tokens or (1_024 if not is_cuda else 32_768 if size > LARGE else 131_072)
+        self._save = size > LARGE if settings.save_memory is None else settings.save_memory
+        self._reference: Model | None = None
+        extra = [] if self.value is None else [(f"value.{n}", p) for n, p in self.value.named_parameters()]
+        named = [*model.named_parameters(), *extra]
+        self._optimizer = MasterAdamW(named, betas=settings.betas, weight_decay=settings.weight_decay)
+
+    # ---- one update ----
+
+    def step(self, rollouts: Sequence[Rollout], update: Update) -> dict[str, float]:
+        started = time.perf_counter()
+        usable = [rollout for rollout in rollouts if rollout.completion.ids]
+        if not usable:
+            return {"skipped": 1.0}
+        if update.value > 0 and self.value is None:
+            raise SpecError("a value loss needs a value head: make the engine with value_head=True")
+        if update.kl > 0 and self._reference is None:
+            self._reference = copy.deepcopy(self.model).requires_grad_(False)
+        total: dict[str, float] = {}
+        batches = 0
+        for _ in range(update.epochs):
+            order = list(range(len(usable)))
+            Random(self.steps).shuffle(order)
+            for first in range(0, len(order), update.mini_batch):
+                chosen = [usable[n] for n in order[first : first + update.mini_batch]]
+                for name, value in self._mini_batch(chosen, update).items():
+                    total[name] = total.get(name, 0.0) + value
+                batches += 1
+        metrics = {name: value / batches for name, value in total.items()}
+        tokens = sum(len(r.completion.ids) + len(r.completion.prompt_ids) for r in usable) * update.epochs
+        seconds = time.perf_counter() - started
+        return {**metrics, "optimizer_steps": float(batches), "tokens": float(tokens), "seconds": seconds}
+
+    def _mini_batch(self, rollouts: Sequence[Rollout], update: Update) -> dict[str, float]:
+        self._optimizer.zero_grad()
+        tokens = sum(len(rollout.completion.ids) for rollout in rollouts)
+        sums: Tensor | None = None
+        for micro in _micro_batches(rollouts, self._micro):
+            part = self._backward(micro, update, tokens=tokens, samples=len(rollouts))
+            sums = part if sums is None else sums + part
+        assert sums is not None
+        norm = self._optimizer.clip(update.max_grad_norm)
+        policy, entropy, drift, clipped, value, kl = (sums / tokens).tolist()
+        metrics = {
+            "policy_loss": policy,
+            "entropy": entropy,
+            "drift": drift,
+            "clip_fraction": clipped,
+            "grad_norm": float(norm),
+            **({"value_loss": value} if self.value is not None else {}),
+            **({"kl": kl} if update.kl > 0 else {}),
+        }
+        if not np.isfinite(metrics["grad_norm"]):
+            return {**metrics, "grad_norm": 0.0, "skipped": 1.0}  # a broken gradient must not reach the weights
+        rate = update.learning_rate * min(1.0, (self.steps + 1) / max(1, self.settings.warmup_steps))
+        self._optimizer.step(rate)
+        self.steps += 1
+        return {**metrics, "learning_rate": rate}
+
+    def _backward(self, rollouts: Sequence[Rollout], update: Update, *, tokens: int, samples: int) -> Tensor:
+        """Gradients of one micro-batch, and sums over its tokens: policy, entropy, drift, clipped, value, KL."""
+        batch = _Batch(rollouts, self.model.device, self._pad)
+        at = self.model.hidden_at(batch.ids, batch.rows, batch.places, save_memory=self._save)
+        logp, entropy = token_stats(self.model, at, batch.targets, self.temperature)
+        ratio = torch.exp(logp - batch.old)
+        bounded = ratio.clamp(1 - update.clip, 1 + update.clip)
+        policy = torch.maximum(-batch.advantages * ratio, -batch.advantages * bounded)
+        loss = policy - update.entropy * entropy
+        zero = torch.zeros_like(policy)
+        value, kl = zero, zero
+        if update.value > 0 and self.value is not None:
+            value = 0.5 * (self.value(at).float()[:, 0] - batch.returns).square()
+            loss = loss + update.value * value
+        if update.kl > 0:
+            kl = self._kl(batch, logp)
+            loss = loss + update.kl * kl
+        weights = 1.0 / tokens if update.token_mean else batch.sample_weights / samples
+        cast(Any, (loss * weights).sum()).backward()
+        with torch.no_grad():
+            drift = batch.old - logp
+            clipped = (torch.abs(ratio - 1) > update.clip).float()
+            return torch.stack([part.sum() for part in (policy, entropy, drift, clipped, value, kl)]).detach()
+
+    def _kl(self, batch: _Batch, logp: Tensor) -> Tensor:
+        """Schulman's estimator, never negative: exp(d) − d − 1 with d = log reference − log policy."""
+        assert self._reference is not None
+        with torch.no_grad():
+            at = self._reference.hidden_at(batch.ids, batch.rows, batch.places)
+            first, _ = token_stats(self._reference, at, batch.targets, self.temperature)
+        difference = first - logp
+        return difference.exp() - difference - 1
+
+    @torch.no_grad()
+    def values(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """What the value head expects before each token of each answer."""
+        if self.value is None:
+            raise SpecError("no value head")
+        found: list[tuple[float, ...]] = [()] * len(prompts)
+        order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]) + len(answers[n]))
+        for chunk in _by_tokens(order, [len(prompts[n]) + len(answers[n]) for n in order], self._micro):
+            width = max(len(prompts[n]) + len(answers[n]) for n in chunk)
+            ids = np.full((len(chunk), width), self._pad, dtype=np.int64)
+            for row, n in enumerate(chunk):
+                both = [*prompts[n], *answers[n]]
+                ids[row, : len(both)] = both
+            hidden = self.model.hidden(torch.from_numpy(ids).to(self.model.device))
+            expected = self.value(hidden).float()[..., 0].cpu()
+            for row, n in enumerate(chunk):
+                first = len(prompts[n]) - 1
+                found[n] = tuple(expected[row, first : first + len(answers[n])].tolist())
+        return found
+
+    # ---- state ----
+
+    def state(self) -> dict[str, Any]:
+        state = {"steps": self.steps, "temperature": self.temperature, **self._optimizer.state()}
+        if self._reference is not None:
+            state.update({f"reference/{n}": p.detach().clone() for n, p in self._reference.named_parameters()})
+        return state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.load(state)
+        self.steps, self.temperature = int(state["steps"]), float(state["temperature"])
+        reference = {name[10:]: value for name, value in state.items() if name.startswith("reference/")}
+        if reference:
+            self._reference = copy.deepcopy(self.model).requires_grad_(False)
+            self._reference.load_state_dict(reference)
+
+
+class _Batch:
+    """Right-padded sequences of prompt and completion, and one entry for every completion token of them."""
+
+    def __init__(self, rollouts: Sequence[Rollout], device: torch.device, pad: int) -> None:
+        done = [rollout.completion for rollout in rollouts]
+        width = max(len(c.prompt_ids) + len(c.ids) for c in done)
+        ids = np.full((len(done), width), pad, dtype=np.int64)
+        for row, c in enumerate(done):
+            ids[row, : len(c.prompt_ids)] = c.prompt_ids
+            ids[row, len(c.prompt_ids) : len(c.prompt_ids) + len(c.ids)] = c.ids
+        counts = [len(c.ids) for c in done]
+        places = np.concatenate([np.arange(len(c.prompt_ids) - 1, len(c.prompt_ids) - 1 + len(c.ids)) for c in done])
+
+        def put(values: Any, dtype: Any = np.float32) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype)).to(device)
+
+        self.ids = put(ids, np.int64)
+        self.rows = put(np.repeat(np.arange(len(done)), counts), np.int64)
+        self.places = put(places, np.int64)
+        self.targets = put(np.concatenate([c.ids for c in done]), np.int64)
+        self.old = put(np.concatenate([c.logprobs for c in done]))
+        self.advantages = put(np.concatenate([_spread(r.advantage, n) for r, n in zip(rollouts, counts, strict=True)]))
+        self.returns = put(
+            np.concatenate([_spread(r.returns or r.reward, n) for r, n in zip(rollouts, counts, strict=True)])
+        )
+        self.sample_weights = put(np.repeat([1.0 / n for n in counts], counts))
+
+
+def _spread(value: float | tuple[float, ...], count: int) -> np.ndarray[Any, Any]:
+    if isinstance(value, tuple):
+        if len(value) != count:
+            raise SpecError(f"{len(value)} values for {count} tokens")
+        return np.array(value, dtype=np.float32)
+    return np.full(count, value, dtype=np.float32)
+
+
+def token_stats(model: Model, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log probability of each target and entropy of its distribution; hidden is positions × width."""
+    chunk = max(1, LOGIT_ELEMENTS // model.config.vocab)
+    if hidden.shape[0] <= chunk:
+        return _stats(model, hidden, targets, temperature)
+    parts = [
+        cast(tuple[Tensor, Tensor], checkpoint.checkpoint(_stats, model, h, t, temperature, use_reentrant=False))
+        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    ]
+    return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
+
+
+def _stats(model: Model, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logp = F.log_softmax(model.logits(hidden).float() / temperature, dim=-1)
+    return logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+def _micro_batches(rollouts: Sequence[Rollout], budget: int) -> list[list[Rollout]]:
+    lengths = [len(r.completion.prompt_ids) + len(r.completion.ids) for r in rollouts]
+    order = sorted(range(len(rollouts)), key=lambda n: lengths[n])
+    return [[rollouts[n] for n in chunk] for chunk in _by_tokens(order, [lengths[n] for n in order], budget)]
+
+
+def _by_tokens(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Neighbours of ascending length together, as many as fit the budget when padded to the longest."""
+    chunks: list[list[int]] = []
+    for n, length in zip(order, lengths, strict=True):
+        if not chunks or (len(chunks[-1]) + 1) * length > budget:
+            chunks.append([])
+        chunks[-1].append(n)
+    return chunks
+
+
+def _value_head(model: Model) -> nn.Linear:
+    head = nn.Linear(model.config.width, 1, device=model.device, dtype=model.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head

@@ -1,0 +1,3 @@
+"""What a run left behind: its journal, scores, plots and the report."""
+
+from __future__ import annotations

@@ -1,0 +1,78 @@
+"""Our own held-out suite: small tasks of each kind, graded by how many operations their programs have.
+
+Guarantees: the same tasks for the same seed and size, and the first tasks of a larger suite are those of a smaller one;
+every program is on the held-out side of the generator's split, so that pretraining never reads one; `digests` names the
+programs, so that self-play can refuse to train on them. Costs nothing to carry: the tasks are drawn when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from harena.azr.tasks import programs, prompts
+from harena.azr.tasks.kinds import InductionTask, Kind, Task, Triplet, program_digest
+from harena.errors import SpecError
+
+SEED = 20_250_506
+PER_CELL = 40
+"""Tasks of each kind and grade: 160 a kind, where a 95 % interval is about 15 points wide."""
+HELD_OUT = "held out for evaluation"
+"""Why a proposal of one of its programs is no task."""
+GRADES = tuple(range(1, programs.MAX_OPS + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One task of a suite whose answers are checked as in training."""
+
+    id: str
+    kind: Kind
+    task: Task
+    groups: tuple[str, ...] = ()
+    """What it is counted under besides its kind."""
+
+
+def tiny(*, per_cell: int = PER_CELL, seed: int = SEED, inputs: int = prompts.COMPACT.inputs) -> list[Item]:
+    """`per_cell` tasks for each kind and each number of operations from 1 to 4."""
+    if per_cell < 1:
+        raise SpecError(f"per_cell={per_cell}: a suite needs at least one task of each kind and grade")
+    return [item for kind in Kind for grade in GRADES for item in _cell(kind, grade, per_cell, seed, inputs)]
+
+
+def _cell(kind: Kind, grade: int, count: int, seed: int, inputs: int) -> list[Item]:
+    rng = Random(f"{seed} {kind} {grade}")
+    found: dict[tuple[str, tuple[str, ...]], Item] = {}
+    while len(found) < count:
+        example = programs.draw(rng, ops=grade, inputs=inputs if kind is Kind.INDUCTION else 1, held_out=True)
+        drawn = (example.key, example.inputs)
+        if drawn not in found:
+            name = f"{kind}-{grade}-{len(found)}"
+            found[drawn] = Item(id=name, kind=kind, task=_task(kind, example), groups=(f"{kind} {grade} op",))
+    return list(found.values())
+
+
+def _task(kind: Kind, example: programs.Example) -> Task:
+    if kind is Kind.INDUCTION:
+        pairs = tuple(zip(example.inputs, example.outputs, strict=True))
+        return InductionTask(program=example.program, message=example.message, pairs=pairs)
+    return Triplet(program=example.program, input=example.inputs[0], output=example.outputs[0])
+
+
+def digests(items: Iterable[Item]) -> frozenset[str]:
+    """Of the normalised programs."""
+    return frozenset(program_digest(item.task.program) for item in items)
+
+
+def thinned(items: Sequence[Any], count: int | None, *, by: Callable[[Any], Hashable] = lambda item: None) -> list[Any]:
+    """At most `count` of them, always the same ones, evenly spread: over what `by` tells apart, and within it."""
+    if count is None or count >= len(items):
+        return list(items)
+    parts: dict[Hashable, list[int]] = {}
+    for place, item in enumerate(items):
+        parts.setdefault(by(item), []).append(place)
+    places = [place for part in parts.values() for place in part]
+    chosen = sorted(places[index * len(items) // count] for index in range(count))
+    return [items[place] for place in chosen]

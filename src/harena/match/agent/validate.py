@@ -1,0 +1,162 @@
+"""Whether an agent can play: reads it with care, then really loads it and plays a short game against itself in boxes.
+
+Answers in words for its author. What the agent got wrong is in the answer; what the platform got wrong is raised: an
+unknown environment, a host that cannot isolate, a match that was void.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harena.errors import BackendUnavailable, BoxError, Retry
+from harena.match.agent import load as agents
+from harena.match.agent.load import AgentError, ArchiveLimits
+from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.terminal import safe
+
+SMOKE_CLOCK = Clock(start_s=30, move_s=5, bank_s=0, match_s=60)
+"""As in real matches, but the game as a whole is stopped early."""
+LOG_LINES = 15
+LOG_CHARACTERS = 1500
+
+Play = Callable[[MatchSpec], MatchResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    valid: bool
+    errors: tuple[str, ...] = ()
+    """What must change, one each, in words for the author."""
+    warnings: tuple[str, ...] = ()
+    """What may go wrong or does not help. An agent with warnings only is valid."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"valid": self.valid, "errors": list(self.errors), "warnings": list(self.warnings)}
+
+
+def validate(
+    agent: AgentCode | str | os.PathLike[str] | bytes,
+    environment: str,
+    *,
+    play: Play | None = None,
+    seed: int = 0,
+    clock: Clock = SMOKE_CLOCK,
+    limits: ArchiveLimits = agents.DEFAULT_LIMITS,
+    forbidden_imports: Sequence[str] = agents.FORBIDDEN_IMPORTS,
+    memory_mb: int = 512,
+) -> Validation:
+    """Raises HarenaError where it cannot say: see the top of this file."""
+    game: Any = _matches("registry").make(environment)
+    try:
+        code = agent if isinstance(agent, AgentCode) else agents.load(agent, limits=limits)
+    except AgentError as error:
+        return Validation(False, (str(error),))
+    seen = agents.inspect(code, forbidden_imports)
+    if seen.error:
+        return Validation(False, (seen.error,), seen.warnings)
+    spec = MatchSpec(
+        environment=environment,
+        agents=tuple(dataclasses.replace(code, name=f"{code.name} in seat {seat}") for seat in range(game.seats)),
+        seed=seed,
+        match_id="validation",
+        clock=clock,
+        memory_mb=memory_mb,
+        record=False,
+    )
+    result = (play or _matches("run.play").play)(spec)
+    if result.status in (MatchStatus.VOID, MatchStatus.CANCELLED):
+        text = result.error or result.reason or result.status.value
+        raise BoxError(f"the smoke game in {environment} could not be played: {text}", retry=Retry.SAFE)
+    errors = _errors(result, game, spec)
+    return Validation(not errors, errors, (*seen.warnings, *_warnings(result, clock)))
+
+
+def _matches(module: str) -> Any:
+    try:
+        return importlib.import_module(f"harena.match.{module}")
+    except ImportError as error:
+        if error.name and error.name.startswith("harena"):
+            raise
+        raise BackendUnavailable(f"matches need {error.name}: pip install 'harena[match]'") from None
+
+
+def _errors(result: MatchResult, game: Any, spec: MatchSpec) -> tuple[str, ...]:
+    errors: dict[str, str] = {}  # the same agent sits in every seat: each fault once
+    for number, seat in enumerate(result.seats):
+        if seat.status is not SeatStatus.OK:
+            errors.setdefault(_what_happened(seat, number, game, spec), _printed(seat))
+    return tuple(text + printed for text, printed in errors.items())
+
+
+def _what_happened(seat: SeatResult, number: int, game: Any, spec: MatchSpec) -> str:
+    reason = seat.reason.rstrip(".") or "no reason was given"
+    clock = spec.clock
+    match seat.status:
+        case SeatStatus.LOAD:
+            return f"the agent could not be loaded: {reason}"
+        case SeatStatus.TIMEOUT if not seat.moves:
+            return (
+                f"the agent took too long: {reason}. It has {clock.start_s:g} s to start and {clock.move_s:g} s a move"
+            )
+        case SeatStatus.TIMEOUT:
+            return f"the agent took too long in its move {seat.moves + 1}: {reason}. A move has {clock.move_s:g} s"
+        case SeatStatus.CRASH:
+            return f"the agent failed in its move {seat.moves + 1}: {reason}"
+        case SeatStatus.ILLEGAL:
+            wanted = f". An action is {in_words(game.action_space(number).describe())}"
+            told = "" if "expected" in reason else wanted
+            return f"the agent's action is not allowed in {game.id}: {reason}{told}"
+        case SeatStatus.MEMORY:
+            return f"the agent used more than {spec.memory_mb} MB of memory: {reason}"
+        case SeatStatus.OUTPUT:
+            return f"the agent printed more than {spec.output_bytes >> 20} MB: {reason}. Print less"
+        case _:
+            return f"the agent did not speak the protocol of docs/agents.md: {reason}"
+
+
+def _printed(seat: SeatResult) -> str:
+    lines = seat.log[-LOG_CHARACTERS:].rstrip().splitlines()[-LOG_LINES:]
+    if not lines:
+        return ""
+    # It goes to terminals and web pages, and a stranger wrote it.
+    return "\nIt printed:\n" + "\n".join(f"  {safe(line)}" for line in lines)
+
+
+def _warnings(result: MatchResult, clock: Clock) -> list[str]:
+    if result.status is MatchStatus.TIMEOUT:
+        return [
+            f"the smoke game was stopped after {clock.match_s:g} s and {result.steps} steps; nothing was wrong so far"
+        ]
+    warnings: list[str] = []
+    slow_start = max((seat.start_s for seat in result.seats), default=0.0)
+    slow_move = max((seat.cpu_s / seat.moves for seat in result.seats if seat.moves), default=0.0)
+    if slow_start > clock.start_s / 2:
+        warnings.append(f"it took {slow_start:.1f} s to start; {clock.start_s:g} s are allowed")
+    if slow_move > clock.move_s / 2:
+        warnings.append(f"its moves took {slow_move:.1f} s on average; {clock.move_s:g} s are allowed")
+    return warnings
+
+
+def in_words(space: dict[str, Any]) -> str:
+    """A space for people."""
+    match space:
+        case {"kind": "discrete", "n": n, "start": start}:
+            return f"a whole number from {start} to {start + n - 1}"
+        case {"kind": "multi_discrete", "nvec": bounds}:
+            return f"{len(bounds)} whole numbers, from 0 to {', '.join(str(bound - 1) for bound in bounds)} each"
+        case {"kind": "box", "shape": shape, "low": low, "high": high}:
+            bounds = "" if low is None and high is None else f" from {low} to {high}"
+            return f"an array of shape {tuple(shape)} of numbers{bounds}"
+        case {"kind": "text", "max_length": most}:
+            return f"a text of at most {most} characters"
+        case {"kind": "dict", "spaces": parts}:
+            return "a dict with " + ", ".join(f"{key!r}: {in_words(part)}" for key, part in parts.items())
+        case {"kind": "tuple", "spaces": parts}:
+            return "a tuple of " + ", ".join(in_words(part) for part in parts)
+        case _:
+            return str(space)

@@ -1,0 +1,3 @@
+"""The commands `harena match`, `harena replay` and their relatives."""
+
+from __future__ import annotations

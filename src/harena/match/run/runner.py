@@ -1,0 +1,333 @@
+"""Plays many matches at once, never more than there are processors: each worker is a process pinned to one.
+
+Promises: a result for every match that was accepted, in whatever order they end; a worker that dies voids its match and
+is replaced; `close`, or the end of this process, leaves no worker and no box behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from harena.errors import HarenaError, SpecError
+from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.run import worker
+
+END_S = 10.0
+_log = logging.getLogger("harena.match")
+
+
+class Handle:
+    """A match that was handed over. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        id: int,
+        spec: MatchSpec,
+        seeds: list[int] | None,
+        on_event: Callable[[dict[str, Any]], object] | None,
+        cancel: Callable[[Handle], None],
+    ) -> None:
+        self.id = id
+        self.spec = spec
+        self.seeds = seeds
+        self.on_event = on_event
+        self._cancel = cancel
+        self._ended = threading.Event()
+        self._results: list[MatchResult] = []
+        self._error: HarenaError | None = None
+        self._callbacks: list[Callable[[Handle], object]] = []
+        self._lock = threading.Lock()
+
+    def result(self, timeout: float | None = None) -> MatchResult:
+        return self.results(timeout)[0]
+
+    def results(self, timeout: float | None = None) -> list[MatchResult]:
+        """Of lockstep games, one per seed."""
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"match {self.spec.match_id or self.id} has not ended within {timeout:g} s")
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def cancel(self) -> None:
+        """Ends it soon; its result then says so. Nothing happens when it has ended."""
+        self._cancel(self)
+
+    def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
+        """Called once, when it has ended; by another thread, or at once."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def tell(self, event: dict[str, Any]) -> None:
+        if self.on_event is None:
+            return
+        try:
+            self.on_event(event)
+        except Exception:
+            self.on_event = None  # the match goes on; whoever listened no longer can
+            _log.exception("match %s: its listener failed and hears no more", self.spec.match_id or self.id)
+
+    def finish(self, results: list[MatchResult], error: HarenaError | None = None) -> None:
+        with self._lock:
+            self._results, self._error = results, error
+            self._ended.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def without_result(self, status: MatchStatus, error: str) -> list[MatchResult]:
+        seats = tuple(
+            SeatResult(
+                agent=code.name, status=SeatStatus.OK, reason="", score=0.0, cpu_s=0.0, moves=0, start_s=0.0, log=""
+            )
+            for code in self.spec.agents
+        )
+        return [
+            MatchResult(
+                match_id=self.spec.match_id, environment=self.spec.environment, seed=seed, status=status, winner=None,
+                reason="", steps=0, wall_s=0.0, seats=seats, error=error,
+            )
+            for seed in self.seeds or [self.spec.seed]
+        ]  # fmt: skip
+
+
+class _Worker:
+    def __init__(self, cpu: int) -> None:
+        self.cpu = cpu
+        self.sock, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "harena.match.run.worker", str(theirs.fileno()), str(cpu)]
+        with theirs:
+            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self.handle: Handle | None = None
+        self._sending = threading.Lock()
+
+    def send(self, order: worker.Order) -> None:
+        with self._sending, contextlib.suppress(OSError):  # it has died: it will be heard of
+            worker.send(self.sock, order)
+
+    def end(self, wait_s: float) -> None:
+        self.sock.close()  # it hears that
+        try:
+            self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def check(spec: object, seeds: Sequence[int] | None = None) -> None:
+    """Whether it can go to a worker: a mistake here must be an error of the caller, not a worker's silence."""
+    if not isinstance(spec, MatchSpec):
+        raise SpecError(f"a match is a MatchSpec, not {_named(spec)}")
+    for at, code in enumerate(cast("Sequence[object]", spec.agents)):
+        if not isinstance(code, AgentCode):
+            raise SpecError(f"agents[{at}] is {_named(code)}: load it with harena.match.agent.load.load")
+        if not all(type(name) is str and type(data) is bytes for name, data in code.files.items()):
+            raise SpecError(f"agents[{at}]: its files are bytes by their names")
+    bare = tuple(dataclasses.replace(code, files={}) for code in spec.agents)
+    job = worker.Job(0, dataclasses.replace(spec, agents=bare), None if seeds is None else [*seeds])
+    try:
+        worker.decode_order(worker.encode(job))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise SpecError(f"the match cannot be sent to a worker: {error}") from None
+
+
+def _named(value: object) -> str:
+    return f"the class {value.__qualname__}" if isinstance(value, type) else f"{type(value).__name__} {value!r:.60}"
+
+
+class Runner:
+    def __init__(self, workers: int | None = None) -> None:
+        cpus = sorted(os.sched_getaffinity(0))
+        count = workers or len(cpus)
+        if not 1 <= count <= len(cpus):
+            raise SpecError(f"workers={count}: at most one for each of the {len(cpus)} processors")
+        self._lock = threading.Lock()
+        self._todo: deque[Handle] = deque()
+        self._next_id = 0
+        self._closed = False
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._rung = socket.socketpair()
+        self._rung.setblocking(False)
+        self._selector.register(self._rung, selectors.EVENT_READ, None)
+        self._workers: list[_Worker] = []
+        for cpu in cpus[:count]:
+            self._hire(cpu)
+        self._thread = threading.Thread(target=self._manage, name="harena-runner", daemon=True)
+        self._thread.start()
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
+
+    def submit(
+        self,
+        spec: MatchSpec,
+        on_event: Callable[[dict[str, Any]], object] | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Handle:
+        """Played when a worker is free, in the order of submission. With `seeds`: lockstep games. Raises SpecError for
+        what is no spec."""
+        check(spec, seeds)
+        with self._lock:
+            if self._closed:
+                raise HarenaError("the runner is closed")
+            self._next_id += 1
+            handle = Handle(self._next_id, spec, None if seeds is None else [*seeds], on_event, self._cancel)
+            self._todo.append(handle)
+        self._ring()
+        return handle
+
+    def run(
+        self, specs: Sequence[MatchSpec], progress: Callable[[int, int], object] | None = None
+    ) -> list[MatchResult]:
+        """All of them, results in order; progress(done, all) after each. An exception cancels what still runs."""
+        handles = [self.submit(spec) for spec in specs]
+        done = 0
+        ended: deque[Handle] = deque()
+        news = threading.Semaphore(0)
+
+        def note(handle: Handle) -> None:
+            ended.append(handle)
+            news.release()
+
+        try:
+            for handle in handles:
+                handle.add_done_callback(note)
+            while done < len(handles):
+                news.acquire()
+                ended.popleft().results()
+                done += 1
+                if progress is not None:
+                    progress(done, len(handles))
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return [handle.result() for handle in handles]
+
+    def evaluate(self, spec: MatchSpec, seeds: Sequence[int]) -> list[MatchResult]:
+        """Lockstep games of the same agents, spread over the workers."""
+        share = -(-len(seeds) // self.workers)
+        parts = [self.submit(spec, seeds=seeds[at : at + share]) for at in range(0, len(seeds), share)]
+        return [result for part in parts for result in part.results()]
+
+    def close(self) -> None:
+        """Cancels what still waits or runs."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._ring()
+        self._thread.join()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- the thread that looks after the workers ----
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):
+            self._bell.send(b".")
+
+    def _hire(self, cpu: int) -> None:
+        new = _Worker(cpu)
+        self._workers.append(new)
+        self._selector.register(new.sock, selectors.EVENT_READ, new)
+
+    def _cancel(self, handle: Handle) -> None:
+        with self._lock:
+            waiting = handle in self._todo
+            if waiting:
+                self._todo.remove(handle)
+            at_work = next((one for one in self._workers if one.handle is handle), None)
+        if waiting:
+            handle.finish(handle.without_result(MatchStatus.CANCELLED, "the match was cancelled before it began"))
+        elif at_work is not None:
+            at_work.send(worker.Cancel(handle.id))
+
+    def _manage(self) -> None:
+        while not self._closed:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        self._rung.recv(4096)
+                else:
+                    self._hear(key.data)
+            self._hand_out()
+        self._dismiss_all()
+
+    def _hear(self, one: _Worker) -> None:
+        data = worker.receive(one.sock)
+        if data is None:
+            return self._replace(one)
+        report = worker.decode_report(data)
+        handle = one.handle
+        if isinstance(report, worker.Ready) or handle is None or report.id != handle.id:
+            return None
+        if isinstance(report, worker.Happened):
+            handle.tell(report.event)
+            return None
+        with self._lock:
+            one.handle = None
+        if isinstance(report, worker.Done):
+            handle.finish(report.results)
+        else:
+            handle.finish([], SpecError(report.text) if report.bad_spec else HarenaError(report.text))
+        return None
+
+    def _replace(self, one: _Worker) -> None:
+        """It has died, and its boxes with it."""
+        self._selector.unregister(one.sock)
+        one.end(END_S)
+        with self._lock:
+            self._workers.remove(one)
+            handle = one.handle
+        if handle is not None:
+            code = one.process.returncode
+            handle.finish(handle.without_result(MatchStatus.VOID, f"the worker that played it died (status {code})"))
+        if not self._closed:
+            self._hire(one.cpu)
+
+    def _hand_out(self) -> None:
+        for one in self._workers:
+            with self._lock:
+                if one.handle is not None or not self._todo:
+                    continue
+                handle = one.handle = self._todo.popleft()
+            one.send(worker.Job(handle.id, handle.spec, handle.seeds, handle.on_event is not None))
+
+    def _dismiss_all(self) -> None:
+        for handle in [*self._todo, *(one.handle for one in self._workers if one.handle)]:
+            handle.finish(handle.without_result(MatchStatus.CANCELLED, "the runner was closed"))
+        self._todo.clear()
+        for one in self._workers:
+            self._selector.unregister(one.sock)
+            one.sock.close()
+        for one in self._workers:
+            one.end(END_S)
+        self._selector.close()
+        self._bell.close()
+        self._rung.close()

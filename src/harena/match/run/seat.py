@@ -1,0 +1,537 @@
+"""A seat: one agent in a box of its own, behind a clock. The trusted side; harness.py is the other.
+
+Promises: whatever the agent does, a question ends in an answer's bytes or in `Fault` with a named status, within the
+clock's wall cap. Time is processor time of everything the agent runs, from one answer to the next: to think while
+others move is charged too. Does not know the game: it carries bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harena.errors import BoxLost
+from harena.match import spaces
+from harena.match.agent import packages
+from harena.match.result import AgentCode, Clock, SeatStatus
+from harena.sandbox.session import Sandbox
+from harena.sandbox.spec import Limits, Mount, Result, Spec, Verdict
+from harena.sandbox.talk import Talk
+
+FOLDER = "/opt/harena"
+SOURCE = "import harena_harness\nharena_harness.main()\n"
+WALL_FACTOR, WALL_SLACK_S = 2.0, 0.25
+"""A question may take so much longer by the wall clock than by the processor's before it counts as a timeout."""
+QUICK_US = 1000
+"""An answer that comes within this (the kernel rounds up to its tick) needs no look at clocks, nor others frozen."""
+SEND_S = 2
+ENDING_S = 1.0
+"""One that has hung up is given so long to end, so that the box can say how it did."""
+LOOK_S = 0.25
+"""How often a long wait looks whether the match was cancelled."""
+SUSPICIOUS_NS = 2_000_000
+"""Waiting for longer than this while using no time: it sleeps, or others work for it."""
+MAX_ANSWER = 16 << 20
+RECEIVE = 1 << 16
+"""A packet longer than this comes in pieces, or is cut and refused."""
+MAX_LINE = 1 << 20
+NOT_TOLD = frozenset({"entry", "command", "seeds", "stays"})
+"""Fields of the start message that commands do not get."""
+_KINDS = {status.value: status for status in (SeatStatus.LOAD, SeatStatus.CRASH, SeatStatus.ILLEGAL, SeatStatus.MEMORY)}
+
+
+def box_spec() -> Spec:
+    """What is in an agent's box: Python with the packages for agents, warm, and our side of the conversation."""
+    visible = packages.for_agents()
+    door = Path(__file__).parents[1]
+    mounts = tuple(
+        Mount(source=str(door / path), target=f"{FOLDER}/harena_{path.stem}.py")
+        for path in (Path("spaces.py"), Path("agent/harness.py"))
+    )
+    preload = (*packages.warm(visible), "harena_harness")
+    return Spec(packages=visible, preload=preload, paths=(FOLDER,), mounts=mounts)
+
+
+class Fault(Exception):
+    """The agent's own failure, as a value for the runner."""
+
+    def __init__(self, status: SeatStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which seat of which game, and by what rules."""
+
+    seat: int
+    seats: int
+    environment: str
+    observation: spaces.Space
+    action: spaces.Space
+    seed: int
+    """The agent's own: nothing of the match's seed follows from it."""
+    seeds: tuple[int, ...] = ()
+    """The agent's own in each of the games that are played at once."""
+    stays: bool = False
+    """The process may play other games after this one, or beside it."""
+    config: dict[str, Any]
+    clock: Clock
+    log_bytes: int = 65536
+    output_bytes: int = 8 << 20
+
+
+class Seat:
+    def __init__(self, box: Sandbox, limits: Limits) -> None:
+        """Asks for a process that will be an agent's; `sit` tells it whose, and where."""
+        self.code: AgentCode | None = None
+        self.box = box
+        self.limits = limits
+        self._met = False
+        self._ended = False
+        self._is_command = False
+        self._start: dict[str, Any] = {}
+        self._log = Log(0, 0)
+        self._talk = box.talk(SOURCE, limits=limits)
+        self._sock = self._talk.sock
+        self._poll = select.poll()
+        self._watch_socket()
+        self._poll.register(self._talk.log, select.POLLIN)
+        self._line = b""
+        self._others_ns = 0
+        self._frozen_others = False
+        self.frozen = False
+
+    def sit(self, code: AgentCode, place: Place, cpus: set[int], look: Callable[[], None]) -> None:
+        """For one game; one that has played before, with the same code, gets a new agent object."""
+        self.code = code
+        self._is_command = bool(code.command)
+        self.place = place
+        self._look = look
+        self.fault: Fault | None = None
+        self.cpu_ns = self.last_ns = self.moves = 0
+        self.waited_s = 0.0
+        self.start_s = 0.0
+        self.bank_ns = int(place.clock.bank_s * 1e9)
+        self._move_ns = int(place.clock.move_s * 1e9)
+        self._waited_ns = 0
+        self._unanswered = 1  # it has yet to say that it is ready
+        self._batches: deque[int] = deque()
+        self._log = Log(place.log_bytes, place.output_bytes)
+        self._started = time.monotonic()
+        with contextlib.suppress(OSError):  # it is gone: waiting for its answer finds out why
+            self._begin(code, cpus)
+
+    # ---- start ----
+
+    def _begin(self, code: AgentCode, cpus: set[int]) -> None:
+        last, self._start = self._start, self._start_message(code)
+        if self._met:
+            if self.frozen:
+                self._thaw()
+            if not code.command:
+                news = {key: value for key, value in self._start.items() if value != last[key]}
+                self._send(b"N" + json.dumps(news).encode())
+            return
+        self._talk.met()
+        self._met = True
+        self._talk.pin(cpus)
+        self._mark_ns = self._talk.cpu_ns()
+        for path, data in code.files.items():
+            self._send_file(path, data)
+        start = b"I" + json.dumps(self._start).encode()
+        if code.command:
+            self._hand_over_stdio(start)
+        else:
+            self._send(start)
+
+    def _hand_over_stdio(self, start: bytes) -> None:
+        """A command speaks by lines, on a stream of its own."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._sock, [start], [theirs.fileno()])
+        self._poll.unregister(self._fd)
+        self._sock = ours
+        self._watch_socket()
+
+    def _watch_socket(self) -> None:
+        self._fd = self._sock.fileno()
+        # One that does not read what it is sent must not hold us up; its answer will not come either.
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, QUICK_US))
+        self._poll.register(self._fd, select.POLLIN)
+
+    def _send_file(self, path: str, data: bytes) -> None:
+        name = path.encode()
+        head = struct.pack("<I", len(name)) + name
+        step = Talk.MAX_PACKET - len(head) - 1
+        for at in range(0, len(data) or 1, step):
+            self._send((b"f" if at else b"F") + head + data[at : at + step])
+
+    def _start_message(self, code: AgentCode) -> dict[str, Any]:
+        place = self.place
+        return {
+            "entry": code.entry,
+            "command": list(code.command),
+            "player_id": place.seat,
+            "seats": place.seats,
+            "environment": place.environment,
+            "seed": place.seed,
+            "seeds": list(place.seeds),
+            "stays": place.stays,
+            "config": place.config,
+            "observation_space": place.observation.describe(),
+            "action_space": place.action.describe(),
+        }
+
+    def ready(self) -> None:
+        """Waits until the agent is loaded. All seats sit down before one is waited for."""
+        deadline = self._started + self.place.clock.start_s
+        if self._is_command:
+            told = {key: value for key, value in self._start.items() if key not in NOT_TOLD}
+            self._put_line({"type": "init", **told})
+            if self._get_line(deadline, "start-up").get("ready") is not True:
+                raise Fault(SeatStatus.PROTOCOL, 'the first line must be {"ready": true}')
+            self._put_line({"type": "reset"})
+        elif self._receive(deadline, None, "start-up") != b"r":
+            raise Fault(SeatStatus.PROTOCOL, "it did not say that it is ready")
+        self._unanswered -= 1
+        self.start_s = time.monotonic() - self._started
+        self._mark_ns = self._talk.cpu_ns()
+
+    # ---- moves ----
+
+    def ask(self, observation: bytes) -> None:
+        """Starts the clock of a move."""
+        self._unanswered += 1
+        try:
+            if self._is_command:
+                value = self.place.observation.decode_all(observation)
+                self._put_line({"type": "act", "observation": self.place.observation.to_json(value)})
+            elif len(observation) < Talk.MAX_PACKET:
+                self._sock.send(b"A" + observation)
+            else:
+                self._send(b"A" + observation)
+        except OSError:
+            pass  # it is gone: `answer` finds out how
+        if self.frozen:
+            self._thaw()
+
+    def answer(self, match_deadline: float, when_slow: Callable[[], None]) -> bytes:
+        """The action's bytes, not yet checked by its space. Stops the clock."""
+        self._waited_ns = 0
+        if self._is_command:
+            when_slow()  # to start a line of JSON takes longer than to stop the others
+            data = self._command_answer(match_deadline)
+        else:
+            try:
+                data = self._sock.recv(RECEIVE)
+                if data[:1] in (b"M", b"x", b""):
+                    data = self._rest_of(data, match_deadline, self._move_ns + self.bank_ns, "a move")
+            except BlockingIOError:
+                when_slow()
+                data = self._receive(match_deadline, self._move_ns + self.bank_ns, "a move")
+            except ConnectionResetError:  # see _packet
+                data = self._receive(match_deadline, self._move_ns + self.bank_ns, "a move")
+            if data[:1] != b"a":
+                raise Fault(SeatStatus.PROTOCOL, "it sent something that is no action")
+            data = data[1:]
+        self._unanswered -= 1
+        self._charge()
+        self.moves += 1
+        return data
+
+    def ask_batch(self, slots: list[int], observations: list[bytes]) -> None:
+        data = struct.pack(f"<I{len(slots)}I", len(slots), *slots) + b"".join(observations)
+        with contextlib.suppress(OSError):
+            self._send(b"B" + data)
+        self._unanswered += 1
+        self._batches.append(len(slots))
+        if self.frozen:
+            self._thaw()
+
+    def answer_batch(self, match_deadline: float) -> bytes:
+        """The actions' bytes of the first batch that is not answered. The clock of a move holds for each of them."""
+        asked = sum(self._batches)
+        data = self._receive(match_deadline, self._move_ns * asked + self.bank_ns, "a batch of moves")
+        if data[:1] != b"b":
+            raise Fault(SeatStatus.PROTOCOL, "it sent something that is no batch of actions")
+        self._unanswered -= 1
+        self._charge(asked)
+        self.moves += self._batches.popleft()
+        return data[1:]
+
+    def _command_answer(self, match_deadline: float) -> bytes:
+        action = self._get_line(match_deadline, "a move", self._move_ns + self.bank_ns)
+        if set(action) != {"action"}:
+            raise Fault(SeatStatus.PROTOCOL, 'an answer must be {"action": ...}')
+        try:
+            return self.place.action.encode(self.place.action.from_json(action["action"]))
+        except spaces.SpaceError as error:
+            raise Fault(SeatStatus.ILLEGAL, str(error)) from None
+
+    def _charge(self, moves: int = 1) -> None:
+        used = self.last_ns = self._used()
+        if used > self._move_ns * moves:
+            self.bank_ns -= used - self._move_ns * moves
+            if self.bank_ns < 0:
+                raise self._too_slow("a move", used)
+
+    def _used(self) -> int:
+        """Processor time since it was last asked for, now on the account."""
+        now = self._talk.cpu_ns()
+        used = now - self._mark_ns
+        self._mark_ns = now
+        if self._waited_ns > used + SUSPICIOUS_NS or self._others_ns:
+            others = self._talk.others_cpu_ns()
+            used += max(0, others - self._others_ns)
+            self._others_ns = others
+        used = max(0, used)
+        self.cpu_ns += used
+        return used
+
+    def _too_slow(self, what: str, used_ns: int) -> Fault:
+        clock = self.place.clock
+        bank = f" and its bank of {clock.bank_s:g} s is used up" if clock.bank_s else ""
+        return Fault(
+            SeatStatus.TIMEOUT, f"{what} took {used_ns / 1e9:.3g} s of processor time; it has {clock.move_s:g} s{bank}"
+        )
+
+    # ---- the clock ----
+
+    def _wait(self, deadline: float, cpu_ns: int | None, what: str) -> None:
+        """Until there is something to read. Time over: Fault."""
+        started = time.monotonic()
+        cap = deadline if cpu_ns is None else min(deadline, started + cpu_ns / 1e9 * WALL_FACTOR + WALL_SLACK_S)
+        while True:
+            self._look()
+            now = time.monotonic()
+            used = self._talk.cpu_ns() - self._mark_ns
+            if now >= cap or (cpu_ns is not None and used > cpu_ns):
+                self._waited_ns = int((now - started) * 1e9)
+                if cpu_ns is not None:
+                    self._used()  # a move that does not end is on the account too
+            if now >= cap:
+                raise self._late(cpu_ns, what, used, now - started, by_match=deadline <= cap)
+            left = min(cap - now, LOOK_S)
+            if cpu_ns is not None:
+                if used > cpu_ns:
+                    raise self._too_slow(what, used)
+                left = min(left, max(0.001, (cpu_ns - used) / 1e9))
+            for fd, _ in self._poll.poll(left * 1000 + 1):
+                if fd == self._fd:
+                    self._waited_ns = int((time.monotonic() - started) * 1e9)
+                    return
+                self._read_log()
+
+    def _late(self, cpu_ns: int | None, what: str, used_ns: int, waited_s: float, *, by_match: bool) -> Fault:
+        if cpu_ns is None:
+            return Fault(SeatStatus.TIMEOUT, f"{what} took longer than {self.place.clock.start_s:g} s")
+        if by_match:
+            raise MatchTimeout
+        return Fault(
+            SeatStatus.TIMEOUT,
+            f"{what} took {waited_s:.3g} s, of which it worked {used_ns / 1e9:.3g} s; it has"
+            f" {self.place.clock.move_s:g} s",
+        )
+
+    def freeze(self) -> None:
+        """While it is not its turn it stands still, and all that it started."""
+        self.frozen = True
+        with contextlib.suppress(OSError):
+            self._talk.freeze()
+        if self._talk.others():
+            self._talk.freeze_others()
+            self._frozen_others = True
+
+    def _thaw(self) -> None:
+        self.frozen = False
+        with contextlib.suppress(OSError):
+            self._talk.thaw()
+        if self._frozen_others:
+            self._talk.thaw_others()
+            self._frozen_others = False
+
+    # ---- packets and lines ----
+
+    def _send(self, data: bytes) -> None:
+        head, body = data[:1], data[1:]
+        while len(body) > Talk.MAX_PACKET:
+            self._sock.send(b"M" + body[: Talk.MAX_PACKET])
+            body = body[Talk.MAX_PACKET :]
+        self._sock.send(head + body)
+
+    def _receive(self, deadline: float, cpu_ns: int | None, what: str) -> bytes:
+        """One packet of the harness, put together where it came in pieces."""
+        return self._rest_of(self._packet(deadline, cpu_ns, what), deadline, cpu_ns, what)
+
+    def _rest_of(self, data: bytes, deadline: float, cpu_ns: int | None, what: str) -> bytes:
+        parts: list[bytes] = []
+        total = 0
+        while True:
+            if not data:
+                raise self._gone()
+            if data[0] == 120:  # x
+                raise self._given_up(data[1:])
+            if data[0] != 77:  # M
+                return data[:1] + b"".join(parts) + data[1:] if parts else data
+            total += len(data)
+            if total > MAX_ANSWER:
+                raise Fault(SeatStatus.PROTOCOL, "it sent an endless answer")
+            parts.append(data[1:])
+            data = self._packet(deadline, cpu_ns, what)
+
+    def _packet(self, deadline: float, cpu_ns: int | None, what: str) -> bytes:
+        while True:
+            try:
+                return self._sock.recv(RECEIVE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait(deadline, cpu_ns, what)
+            except ConnectionResetError:
+                continue  # it ended before it read all; what it sent before that is still to come, and then the end
+
+    def _given_up(self, data: bytes) -> Fault:
+        """The harness says why the agent cannot go on: words of a stranger, believed because they only hurt itself."""
+        try:
+            message: Any = json.loads(data[:8192])
+            kind, text = _KINDS[message["kind"]], str(message["text"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return Fault(SeatStatus.PROTOCOL, "it gave up without saying why")
+        return Fault(kind, printable(text)[:500])
+
+    def _gone(self) -> Fault:
+        """Its process has ended, or it has closed the socket."""
+        result = self._end()
+        if result is None:
+            return Fault(SeatStatus.CRASH, "its box was lost")
+        if result.verdict is Verdict.MEMORY:
+            return Fault(SeatStatus.MEMORY, f"it needed more than {self.limits.memory_mb} MiB")
+        if result.verdict is Verdict.PROCESSES:
+            return Fault(SeatStatus.CRASH, f"it needed more than {self.limits.processes} processes and threads")
+        if result.signal is not None:
+            return Fault(SeatStatus.CRASH, f"its process was ended by signal {result.signal}")
+        if result.exit_code is not None:
+            return Fault(SeatStatus.CRASH, f"its process ended with exit code {result.exit_code}")
+        return Fault(SeatStatus.CRASH, "it closed its connection")
+
+    def _put_line(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def _get_line(self, deadline: float, what: str, cpu_ns: int | None = None) -> dict[str, Any]:
+        while b"\n" not in self._line:
+            self._wait(deadline, cpu_ns, what)
+            try:
+                data = self._sock.recv(65536)
+            except OSError:
+                data = b""
+            if not data:
+                raise self._gone()
+            self._line += data
+            if len(self._line) > MAX_LINE:
+                raise Fault(SeatStatus.PROTOCOL, f"a line of more than {MAX_LINE} bytes")
+        line, _, self._line = self._line.partition(b"\n")
+        try:
+            message: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            shown = printable(line[:80].decode("utf-8", "replace"))
+            raise Fault(SeatStatus.PROTOCOL, f"a line that is not JSON: {shown}") from None
+        if not isinstance(message, dict):
+            raise Fault(SeatStatus.PROTOCOL, "a line that is not a JSON object")
+        return message  # pyright: ignore[reportUnknownVariableType]
+
+    # ---- end ----
+
+    def _read_log(self) -> None:
+        try:
+            data = os.read(self._talk.log, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(self._talk.log)
+            return
+        if not self._log.add(data):
+            raise Fault(SeatStatus.OUTPUT, f"it printed more than {self.place.output_bytes} bytes")
+
+    def _take_log(self) -> None:
+        with contextlib.suppress(OSError):
+            while (data := os.read(self._talk.log, 65536)) and self._log.add(data):
+                pass
+
+    def _end(self) -> Result | None:
+        if self._ended:
+            return None
+        self._ended = True
+        self._take_log()
+        try:
+            return self._talk.end(ENDING_S)
+        except BoxLost:
+            return None
+        finally:
+            self._sock.close()
+
+    def close(self) -> None:
+        if not self._ended:
+            self._ended = True
+            if self._is_command and self._met:
+                self._put_line({"type": "end"})
+            self._take_log()
+            self._talk.drop()
+            self._sock.close()
+
+    def rest(self) -> bool:
+        """After a game; False when it cannot play another one."""
+        if self._ended or self.fault or not self._met or self._unanswered:
+            return False  # a late answer would be taken for the first one of the next game
+        self._take_log()
+        return True
+
+    def log(self) -> str:
+        return self._log.text()
+
+
+class MatchTimeout(Exception):
+    """The match's own clock ran out."""
+
+
+class Log:
+    """The head and the tail of what an agent prints."""
+
+    def __init__(self, keep: int, limit: int) -> None:
+        self._half = keep // 2
+        self._head = b""
+        self._tail = b""
+        self._total = 0
+        self._limit = limit
+
+    def add(self, data: bytes) -> bool:
+        """False once there was too much."""
+        self._total += len(data)
+        room = self._half - len(self._head)
+        self._head += data[:room]
+        self._tail = (self._tail + data[max(0, room) :])[-self._half :] if self._half else b""
+        return self._total <= self._limit
+
+    def text(self) -> str:
+        left_out = self._total - len(self._head) - len(self._tail)
+        gap = f"\n[… {left_out} bytes left out …]\n".encode() if left_out > 0 else b""
+        return printable((self._head + gap + self._tail).decode("utf-8", "replace"))
+
+
+def printable(text: str) -> str:
+    """Without what could steer a terminal: an agent's words are shown to people."""
+    return "".join(char if char in "\n\t" or char.isprintable() else "�" for char in text)

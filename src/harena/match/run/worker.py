@@ -1,0 +1,156 @@
+"""A process that plays matches for `runner.Runner`, one at a time on one processor. Started by its module name.
+
+Ends, with its boxes, when the runner's end of the socket closes, however that comes about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import struct
+import sys
+import threading
+from typing import Any
+
+import msgspec
+
+from harena.errors import HarenaError, SpecError
+from harena.match.result import MatchResult, MatchSpec
+from harena.match.run import lockstep
+from harena.match.run.play import Rack, play
+
+LENGTH = struct.Struct("<I")
+MAX_MESSAGE = 1 << 30
+
+
+class Job(msgspec.Struct, tag="job"):
+    id: int
+    spec: MatchSpec
+    seeds: list[int] | None = None
+    """Played in lockstep, one game each."""
+    watched: bool = False
+
+
+class Cancel(msgspec.Struct, tag="cancel"):
+    id: int
+
+
+class Happened(msgspec.Struct, tag="event"):
+    id: int
+    event: dict[str, Any]
+
+
+class Done(msgspec.Struct, tag="done"):
+    id: int
+    results: list[MatchResult]
+
+
+class Refused(msgspec.Struct, tag="refused"):
+    id: int
+    text: str
+    bad_spec: bool
+    """The caller's mistake; else ours."""
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    pass
+
+
+Order = Job | Cancel
+Report = Happened | Done | Refused | Ready
+encode = msgspec.msgpack.Encoder().encode
+decode_order = msgspec.msgpack.Decoder(Order).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode
+
+
+def send(sock: socket.socket, message: Order | Report) -> None:
+    data = encode(message)
+    sock.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive(sock: socket.socket) -> bytes | None:
+    """One message; None at the end of the conversation."""
+    head = _exactly(sock, LENGTH.size)
+    if head is None:
+        return None
+    (length,) = LENGTH.unpack(head)
+    return _exactly(sock, length) if length <= MAX_MESSAGE else None
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes | None:
+    parts: list[bytes] = []
+    while count:
+        try:
+            data = sock.recv(min(count, 1 << 20))
+        except OSError:
+            return None
+        if not data:
+            return None
+        parts.append(data)
+        count -= len(data)
+    return b"".join(parts)
+
+
+class Worker:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._cancelled: set[int] = set()
+        self._alone = False
+
+    def serve(self) -> None:
+        threading.Thread(target=self._listen, daemon=True).start()
+        with Rack() as rack:
+            rack.warm_up(2)
+            self._tell(Ready())
+            while (job := self._jobs.get()) is not None:
+                self._do(job, rack)
+
+    def _listen(self) -> None:
+        while (data := receive(self._sock)) is not None:
+            try:
+                order = decode_order(data)
+            except msgspec.MsgspecError:
+                break  # nobody would answer it: end, so that the runner hears of it
+            if isinstance(order, Cancel):
+                self._cancelled.add(order.id)
+            else:
+                self._jobs.put(order)
+        self._alone = True
+        self._jobs.put(None)
+
+    def _do(self, job: Job, rack: Rack) -> None:
+        def cancelled() -> bool:
+            return self._alone or job.id in self._cancelled
+
+        def tell(event: dict[str, Any]) -> None:
+            self._tell(Happened(job.id, event))
+
+        try:
+            if job.seeds is not None:
+                results = lockstep.evaluate(job.spec, job.seeds, rack=rack, cancelled=cancelled)
+            else:
+                results = [play(job.spec, rack=rack, on_event=tell if job.watched else None, cancelled=cancelled)]
+            self._tell(Done(job.id, results))
+        except HarenaError as error:
+            self._tell(Refused(job.id, str(error), bad_spec=isinstance(error, SpecError)))
+        finally:
+            self._cancelled.discard(job.id)
+
+    def _tell(self, report: Report) -> None:
+        with contextlib.suppress(OSError):  # the runner is gone: the listener has heard it too
+            send(self._sock, report)
+
+
+def main(argv: list[str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner hears it, and ends us in order
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, {int(argv[1])})
+    Worker(socket.socket(fileno=int(argv[0]))).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
