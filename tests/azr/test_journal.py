@@ -127,7 +127,7 @@ def in_a_process(program: str, folder: Path, **environment: str) -> str:
 def test_wandb_gets_the_numbers_and_nothing_else(tmp_path: Path) -> None:
     program = """if True:
         import socket, sys
-        from harena.azr import journal
+        from harena.azr.report import journal
         socket.gethostname = lambda: "machine-of-mine"
         sink = journal.Wandb(sys.argv[1] + "/run", project="p", config={"seed": 7})
         with journal.Journal(sys.argv[1] + "/run", sinks=[sink]) as log:
@@ -147,7 +147,7 @@ def test_wandb_gets_the_numbers_and_nothing_else(tmp_path: Path) -> None:
 def test_a_server_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     program = """if True:
         import sys
-        from harena.azr import journal
+        from harena.azr.report import journal
         try:
             journal.Wandb(sys.argv[1] + "/run", project="p", config={})
         except journal.JournalError as error:
