@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from harena import BoxError, Limits, Sandbox, Spec
+from harena import BoxError, Limits, Result, Sandbox, Spec, Verdict
 from harena.sandbox import interpreter
 
 TAMPER = """
@@ -112,8 +112,12 @@ guest.fork = slow
 
 
 @pytest.mark.parametrize("number", [9, 19])
-def test_whoever_signals_what_sets_a_fork_up_gets_no_fork_and_holds_nobody_up(box: Sandbox, number: int) -> None:
+def test_whoever_signals_what_sets_a_fork_up_gets_no_fork_and_holds_nobody_up(
+    box: Sandbox, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """9 kills, 19 stops. What comes up in spite of it has files and processes of its own."""
+    monkeypatch.setattr(interpreter, "ANSWER_S", 0.5)
+    quick = Limits(processes=40, wall_s=0.5)
     box.run(f"""
 import os
 open('/tmp/parents', 'w').write('x')
@@ -137,9 +141,98 @@ if os.fork() == 0:
         if forking.exception() is None:
             (child,) = forking.result()
             with child, contextlib.suppress(BoxError):  # a fork that was killed later
-                child.run("open('/tmp/childs', 'w').write('x')")
+                child.run("open('/tmp/childs', 'w').write('x')", limits=quick)
                 assert box.exec(["ls", "/tmp"]).stdout == b"parents\n"
-                first = child.run("import os; print(min(int(name) for name in os.listdir('/proc') if name.isdigit()))")
+                look = "import os; print(min(int(name) for name in os.listdir('/proc') if name.isdigit()))"
+                first = child.run(look, limits=quick)
                 assert first.stdout in (b"1\n", b"")
         else:
             assert isinstance(forking.exception(), BoxError)
+
+
+NONSENSE = "import os; os.write(6, b'nonsense')"
+STOP_INITS = """
+import os, signal
+for name in os.listdir('/proc'):
+    if name.isdigit() and name != '1':
+        try:
+            spaces = next(line for line in open(f'/proc/{name}/status') if line.startswith('NSpid')).split()
+        except OSError:
+            continue
+        if spaces[-1] == '1':
+            os.kill(int(name), signal.SIGSTOP)
+            print('stopped')
+"""
+"""Stops the inits of all forks, which are below the interpreter's own."""
+
+
+def within(seconds: float, box: Sandbox, source: str, limits: Limits | None = None) -> Result:
+    began = time.monotonic()
+    result = box.run(source, limits=limits)
+    assert time.monotonic() - began < seconds, result
+    return result
+
+
+def goes_on(fork: Sandbox) -> None:
+    """The end of its interpreter is not the end of its files."""
+    assert fork.exec(["cat", "kept"]).stdout == b"x"
+    assert fork.run("print(1)").stdout == b"1\n"
+
+
+@pytest.fixture
+def fork(box: Sandbox) -> Iterator[Sandbox]:
+    (fork,) = box.fork()
+    with fork:
+        fork.write("kept", "x")
+        yield fork
+
+
+def test_the_end_of_a_fork_is_reported_when_its_parent_talks_nonsense(box: Sandbox, fork: Sandbox) -> None:
+    (other,) = fork.fork()
+    with other:
+        assert box.run(NONSENSE).ok
+        ended = within(5, fork, "import os; os._exit(3)")
+        assert (ended.verdict, ended.exit_code) == (Verdict.EXIT, 3)
+        goes_on(fork)
+        goes_on(other)
+        late = within(5, other, "import time; time.sleep(60)", Limits(wall_s=0.5))
+        assert late.verdict is Verdict.TIME
+        goes_on(other)
+
+
+def test_the_end_of_a_fork_that_talks_nonsense_is_reported(fork: Sandbox) -> None:
+    assert fork.run(NONSENSE).ok
+    with pytest.raises(BoxError, match="nonsense"):
+        fork.fork()
+    ended = within(5, fork, "import os; os._exit(3)")
+    assert (ended.verdict, ended.exit_code) == (Verdict.EXIT, 3)
+    goes_on(fork)
+    fork.fork()[0].close()
+
+
+def test_the_end_of_a_fork_is_reported_when_its_parent_has_stopped_its_init(
+    box: Sandbox, fork: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "HANG_UP_S", 0.5)
+    assert box.run(STOP_INITS).stdout == b"stopped\n"
+    late = within(5, fork, "import time; time.sleep(60)", Limits(wall_s=0.5))
+    assert late.verdict is Verdict.TIME
+    goes_on(fork)
+    (second,) = box.fork()
+    with second:
+        assert box.run(STOP_INITS).stdout == b"stopped\n" * 2
+        ended = within(5, second, "import os; os._exit(3)")
+        assert ended.verdict is Verdict.SIGNAL, ended  # nobody can say how it ended
+
+
+@pytest.mark.parametrize("way", ["interpreter", "fork"])
+def test_an_interpreter_that_hangs_up_and_lives_on_is_ended(
+    box: Sandbox, fork: Sandbox, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "HANG_UP_S", 0.5)
+    which = fork if way == "fork" else box
+    for deed in ("os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(60)"):
+        ended = within(5, which, f"import os, signal, time; os.close(5); {deed}")
+        assert ended.verdict is Verdict.SIGNAL
+        assert "by the host" in ended.detail
+        assert which.run("print(1)").stdout == b"1\n"

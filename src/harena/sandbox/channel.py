@@ -156,7 +156,8 @@ class Channel:
                     self._changed.wait(TICK_S)
                     self._check_time(deadline)
             try:
-                mine = self._read_once(id)
+                left = TICK_S if deadline is None else deadline - time.monotonic()
+                mine = self._read_once(id) if left >= TICK_S or self._readable(max(0, left)) else None
             except (OSError, WireError) as error:
                 self._fail(error)
                 continue
@@ -191,10 +192,10 @@ class Channel:
                 self._reading = False
                 self._changed.notify_all()
 
-    def _readable(self) -> bool:
+    def _readable(self, within_s: float = 0) -> bool:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(poll.poll(within_s * 1000))
 
     def forget(self, id: int) -> None:
         with self._changed:

@@ -14,14 +14,16 @@ from collections.abc import Callable
 
 from harena.errors import BoxClosed, BoxError, BoxLost, Retry, WireError
 from harena.sandbox import outcome, owner, wire
-from harena.sandbox.channel import Channel
+from harena.sandbox.channel import Channel, NoAnswer
 from harena.sandbox.spec import Limits, Result, Usage, Verdict
 
 FORK_S = 60.0
 ANSWER_S = 5.0
-"""How long an interpreter may take to answer once its forks are there, or refused."""
+"""How long an interpreter may take to answer once its forks are there or refused, and they once it has answered."""
 TICK_S = 0.5
 """Another thread may read the zygote's word for us: how often to look."""
+HANG_UP_S = 2.0
+"""How long an interpreter that has closed its socket may take to end. One that lives on is killed."""
 CPU_CHECK_S = 0.05
 MAX_ANSWER = 1 << 16
 """Bytes of the interpreter's answer, which says only how a run ended; its output comes by other ways."""
@@ -83,6 +85,7 @@ class Interpreter:
             poll.poll(min(left, TICK_S) * 1000)
             answer, gone = self._receive()
             if gone:
+                self._give_up()
                 raise BoxLost("the interpreter ended while it was forked")
             if answer is not None:
                 if refused is not None:
@@ -241,11 +244,18 @@ class Interpreter:
 
     def _end(self, limits: Limits, ended: int, stdout: bytes, stderr: bytes, written: int) -> Result:
         """It has ended, or must: the zygote's report says how."""
-        if ended != wire.Ended.SELF:
-            self._python.request(wire.Op.KILL, struct.pack("<II", self.job, 0))
-        done = outcome.done_of(self._ended or self._python.wait(self.job, 30), "of the interpreter")
-        self._python.forget(self.job)
-        self._close()
+        report = self._ended
+        try:
+            if report is None and ended == wire.Ended.SELF:
+                with contextlib.suppress(NoAnswer):
+                    report = self._python.wait(self.job, HANG_UP_S)
+                ended = wire.Ended.HOST if report is None else ended
+            if ended != wire.Ended.SELF:
+                self._python.request(wire.Op.KILL, struct.pack("<II", self.job, 0))
+            done = outcome.done_of(report or self._python.wait(self.job, 30), "of the interpreter")
+        finally:
+            self._python.forget(self.job)
+            self._close()
         if ended != wire.Ended.SELF:
             done = done._replace(ended=ended)
         done = done._replace(stdout=stdout, stderr=stderr, written=written)

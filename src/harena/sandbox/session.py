@@ -23,6 +23,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from harena.errors import BoxClosed, BoxError, BoxLost, Retry, SpecError, WireError
 from harena.sandbox import backend, outcome, owner, wire
+from harena.sandbox import interpreter as interpreters
 from harena.sandbox.alarm import ALARM
 from harena.sandbox.channel import Channel
 from harena.sandbox.files import MAX_ENTRIES, Files, Snapshot
@@ -421,7 +422,7 @@ class Sandbox:
         return wire.U32.unpack(frame.body)[0]
 
     def _adopt_fork(self, fork: _Fork, left_behind: int) -> Sandbox:
-        pid = fork.pid or self._started(self._python.wait(fork.job, GRACE_S))
+        pid = fork.pid or self._started(self._python.wait(fork.job, interpreters.ANSWER_S))
         answer = self._init.request(wire.Op.VIEW, struct.pack("<II", fork.view, pid))
         if answer.op != wire.Op.PONG:
             outcome.done_of(answer, self.id)

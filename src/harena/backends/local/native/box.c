@@ -568,22 +568,19 @@ static void remove_slots(void) {
 
 /* harena-init FAREWELL-FD PID: the init of a fork's namespaces. Reaps, tells the end of the interpreter, and stays until
  * it is killed: the fork's files are its mounts, and forks of the fork live inside. */
-static int init_of_fork(int farewell, pid_t interpreter) {
+static _Noreturn void init_of_fork(int farewell, pid_t interpreter) {
   int status;
   for (;;) {
     pid_t pid = waitpid(-1, &status, __WALL);
     if (pid < 0 && errno == ECHILD) pause();
-    struct __attribute__((packed)) {
-      char what;
-      int32_t status;
-    } word = {'e', status};
-    if (pid == interpreter && send(farewell, &word, sizeof word, MSG_NOSIGNAL) < 0) return 1;
+    struct farewell word = {.status = status};
+    if (pid == interpreter) send(farewell, &word, sizeof word, MSG_NOSIGNAL); /* nobody listens: it has been reported as killed */
   }
 }
 
 int main(int argc, char **argv) {
   int go[2], status;
-  if (argc == 3 && !strcmp(argv[0], "harena-init")) return init_of_fork(atoi(argv[1]), atoi(argv[2]));
+  if (argc == 3 && !strcmp(argv[0], "harena-init")) init_of_fork(atoi(argv[1]), atoi(argv[2]));
   if (argc != 3) return fprintf(stderr, "harena-box is started by harena\n"), 2;
   box_control = atoi(argv[2]);
   signal(SIGPIPE, SIG_IGN);

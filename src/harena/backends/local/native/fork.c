@@ -432,6 +432,7 @@ int forks_command(const struct head *head, const char *body, int *fds, int nfds)
   memcpy(words, body, sizeof words);
   struct job *job = job_by_id(words[0]);
   if (!job || !(job->spec.flags & SPAWN_FORKABLE) || job->ended) return send_error(head->id, ESRCH, "no such interpreter"), 0;
+  if (job->forks < 0) return send_error(head->id, EPROTO, "be forked: its interpreter talks nonsense"), 0;
   struct pending *slot = NULL;
   for (int i = 0; i < MAX_VIEWS && !slot; i++)
     if (!pending[i].used) slot = &pending[i];
@@ -443,38 +444,34 @@ int forks_command(const struct head *head, const char *body, int *fds, int nfds)
   return 0;
 }
 
-struct __attribute__((packed)) word {
-  char what; /* l: the listener of a new interpreter; h: a fork is there; e: its interpreter has ended, with this status */
-  int32_t status;
-};
-
-/* The sender's pid, by the kernel's word and as our pid namespace numbers it; -1 for nonsense. */
-static pid_t receive_word(int fd, struct word *word, int *listener) {
+/* The sender's pid, by the kernel's word and as our pid namespace numbers it; -1 for nonsense. The word is l: the listener
+ * of a new interpreter, or h: a fork is there. */
+static pid_t receive_word(int fd, char *word, int *listener) {
   char room[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(sizeof(int))];
-  struct iovec part = {word, sizeof *word};
+  struct iovec part = {word, 1};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
   ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   pid_t sender = -1;
   *listener = -1;
-  if (got <= 0) return -1;
+  if (got != 1) return -1;
   for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
     struct ucred who;
     if (c->cmsg_level != SOL_SOCKET) continue;
     if (c->cmsg_type == SCM_CREDENTIALS) memcpy(&who, CMSG_DATA(c), sizeof who), sender = who.pid;
     if (c->cmsg_type == SCM_RIGHTS) memcpy(listener, CMSG_DATA(c), sizeof *listener); /* there is room for one */
   }
-  return got == (word->what == 'e' ? (ssize_t)sizeof *word : 1) ? sender : -1;
+  return message.msg_flags & MSG_TRUNC ? -1 : sender; /* it was longer */
 }
 
 static int answer_fork(int fd, const int *fds) {
-  char room[CMSG_SPACE(sizeof(int) * 4)];
+  char room[CMSG_SPACE(sizeof(int) * 5)];
   struct iovec part = {"y", 1};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
   struct cmsghdr *c = CMSG_FIRSTHDR(&message);
   c->cmsg_level = SOL_SOCKET;
   c->cmsg_type = SCM_RIGHTS;
-  c->cmsg_len = CMSG_LEN(sizeof(int) * 4);
-  memcpy(CMSG_DATA(c), fds, sizeof(int) * 4);
+  c->cmsg_len = CMSG_LEN(sizeof(int) * 5);
+  memcpy(CMSG_DATA(c), fds, sizeof(int) * 5);
   return sendmsg(fd, &message, MSG_NOSIGNAL) == 1 ? 0 : -1;
 }
 
@@ -484,7 +481,7 @@ static const char *adopt(struct job *parent, struct pending *slot, pid_t pid) {
   struct job *job = job_new(slot->id, &spec);
   if (!job) return errno = EAGAIN, "take one more fork";
   const char *step = NULL;
-  int ends[2] = {-1, -1};
+  int ends[2] = {-1, -1}, tells[2] = {-1, -1};
   job->init = pid;
   job->above = parent;
   job->adopted = 1;
@@ -499,10 +496,13 @@ static const char *adopt(struct job *parent, struct pending *slot, pid_t pid) {
   else if (view_add(slot->view, pid)) step = "open the fork's namespaces";
   else if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) step = "make a socket";
   else if (setsockopt(ends[0], SOL_SOCKET, SO_PASSCRED, &(int){1}, sizeof(int))) step = "make a socket";
-  else if (answer_fork(parent->forks, (int[]){slot->fds[0], slot->fds[1], slot->fds[2], ends[1]})) step = "answer the fork";
+  else if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, tells)) step = "make a socket";
+  else if (answer_fork(parent->forks, (int[]){slot->fds[0], slot->fds[1], slot->fds[2], ends[1], tells[1]})) step = "answer the fork";
   int number = errno;
   if (ends[1] >= 0) close(ends[1]);
+  if (tells[1] >= 0) close(tells[1]);
   job->forks = ends[0];
+  job->tell = tells[0];
   if (step) {
     if (job->pidfd >= 0) syscall(SYS_pidfd_send_signal, job->pidfd, SIGKILL, NULL, 0);
     job_free(job);
@@ -511,25 +511,30 @@ static const char *adopt(struct job *parent, struct pending *slot, pid_t pid) {
   return step;
 }
 
-static void farewell(pid_t pid, int status) {
-  for (int i = 0; i < jobs_end; i++)
-    if (jobs[i].used && jobs[i].adopted && jobs[i].init == pid && jobs[i].id) {
-      jobs[i].wstatus = status;
-      job_main_ended(&jobs[i]);
-    }
+/* The fork's interpreter has ended. Nonsense, and a line that nobody holds any more, mean the same: the line is there for
+ * nothing else, and neither its parent nor its own forks have it. */
+void forks_farewell(struct job *job) {
+  struct farewell word;
+  ssize_t got = recv(job->tell, &word, sizeof word, MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  job->wstatus = got == sizeof word && !word.failed ? word.status : -1;
+  if (got == sizeof word && word.failed > 0 && job->id) {
+    send_error(job->id, word.failed, "set a fork up");
+    job->id = 0;
+  }
+  job_main_ended(job);
 }
 
 void forks_hello(struct job *parent) {
-  struct word word = {.what = 0};
+  char word = 0;
   int listener;
   pid_t pid = receive_word(parent->forks, &word, &listener);
-  if (pid >= 0 && word.what == 'l' && listener >= 0 && parent->listener < 0 && !parent->adopted) {
+  if (pid >= 0 && word == 'l' && listener >= 0 && parent->listener < 0 && !parent->adopted) {
     parent->listener = listener;
     return;
   }
   if (listener >= 0) close(listener);
-  if (pid >= 0 && word.what == 'e') return farewell(pid, word.status);
-  if (pid < 0 || word.what != 'h') { /* it talks nonsense or has ended: it will not be forked again */
+  if (pid < 0 || word != 'h') { /* it talks nonsense or has ended: it will not be forked again */
     forks_cancel(parent, EPROTO, "be forked: its interpreter talks nonsense");
     close(parent->forks);
     parent->forks = -1;

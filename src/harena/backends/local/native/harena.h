@@ -137,6 +137,11 @@ static inline long raw5(long n, long a, long b, long c, long d, long e) {
   return result;
 }
 
+/* What the init of a fork's namespaces says once: how its interpreter ended, or why there is none. */
+struct farewell {
+  int32_t status, failed; /* failed: an errno; the status of waitpid counts where it is 0 */
+};
+
 struct buffer { /* of a stream: what was not sent yet. One block of the vault, taken when it is first needed */
   char *data;
   size_t len;
@@ -170,10 +175,10 @@ struct job {
   pid_t init;  /* pid 1 of the job's own pid namespace, as this process sees it */
   int pidfd, slot, view;
   int in, out, err, res, hand; /* hand: where a fork ahead gets its payload; -1 when handed over */
-  int forks;                   /* where forks of a forkable job say hello, and farewell */
+  int forks;                   /* where forks of a forkable job say hello */
   int listener;                /* where the kernel asks whether a process of it, or of a fork of it, may fork itself */
   int door_open;               /* its user namespace may have others in it: see fork.c */
-  int tell;                    /* where the init of a forkable job tells that its main process ended */
+  int tell;                    /* where the init of a forkable job, or of a fork, tells that its main process ended */
   int child_in, child_out, child_err, child_res, child_hand, child_extra, child_forks;
   int pty_master;
   struct buffer obuf, ebuf, rbuf;
@@ -243,6 +248,7 @@ uint64_t forks_next_ns(void);
 void forks_cancel(struct job *job, int number, const char *step);
 int forks_command(const struct head *head, const char *body, int *fds, int nfds);
 void forks_hello(struct job *job);
+void forks_farewell(struct job *job);
 void forks_ended(struct job *above); /* one that lived inside it has */
 struct job *view_owner(int view);
 int view_close(int view);

@@ -436,6 +436,7 @@ int job_spawn(struct job *job, int (*become)(struct job *)) {
 void job_kill(struct job *job, uint32_t why) {
   if (job->ended == ENDED_SELF) job->ended = why;
   if (!tree_kill_around(job)) syscall(SYS_pidfd_send_signal, job->pidfd, SIGKILL, NULL, 0);
+  else if (job->adopted) job_main_ended(job); /* its init may never tell: the interpreter that it was forked from can stop it */
 }
 
 static void shut(int *fd) {

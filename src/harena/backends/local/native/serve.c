@@ -769,7 +769,7 @@ static void react(const struct place *place) {
   }
   if (place->which == 4) hand_over(job);
   if (place->which == 6) forks_hello(job);
-  if (place->which == 7) job_main_ended(job);
+  if (place->which == 7) job->adopted ? forks_farewell(job) : job_main_ended(job);
   if (place->which == 9) forks_asked(job);
   if (place->which == 5) finish(job);
 }

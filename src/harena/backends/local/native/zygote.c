@@ -32,7 +32,7 @@ static void become_guest(struct job *job) {
   became_flags = job->spec.flags | (job->id ? SPAWN_BATCH : 0); /* somebody waits: no time to warm up */
   __builtin_longjmp(back, 1);
 failed:
-  /* in place of the CPU time, before any guest code can write here: see count_records */
+  /* in place of the CPU time, before any guest code can write here: see follow_records */
   dprintf(RESULT_FD, "%c%c%c%c%c%c%c%c%s: %s", 255, 255, 255, 255, 255, 255, 255, 255, step, strerror(errno));
   _exit(126);
 }
@@ -50,11 +50,18 @@ static int become_program(struct job *job) {
 static void *fork_back[5];
 static char fork_folder[4096];
 
+/* The end of a fork that could not be set up: no code of the guest has run in it. */
+static _Noreturn void no_fork(int farewell) {
+  struct farewell word = {.failed = errno ? errno : EPROTO};
+  send(farewell, &word, sizeof word, MSG_NOSIGNAL);
+  _exit(126);
+}
+
 /* Becomes the init of the new namespaces: first it shares the interpreter's memory, whose thread waits (CLONE_VFORK);
  * it forks the interpreter and then is another program, with no memory of it and no capability. */
 static int fork_init(void *unused) {
   (void)unused;
-  int fds[4], numbers[4] = {EXTRA_FD, 1, 2, FORKS_FD};
+  int fds[5], numbers[4] = {EXTRA_FD, 1, 2, FORKS_FD};
   char byte, room[CMSG_SPACE(sizeof fds)], pid_text[24], fd_text[24];
   struct iovec part = {&byte, 1};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
@@ -63,20 +70,24 @@ static int fork_init(void *unused) {
   if (!c || c->cmsg_len != CMSG_LEN(sizeof fds)) _exit(126);
   memcpy(fds, CMSG_DATA(c), sizeof fds);
   pid_t pid = fork();
-  if (pid < 0) _exit(126);
+  if (pid < 0) no_fork(fds[4]);
   if (pid == 0) {
+    int farewell = fcntl(fds[4], F_DUPFD_CLOEXEC, FORKS_FD + 1); /* out of the way of the numbers that the others get */
+    if (farewell < 0 || close(fds[4])) no_fork(fds[4]);
     for (int i = 0; i < 4; i++)
-      if (dup3(fds[i], numbers[i], numbers[i] > 2 ? O_CLOEXEC : 0) < 0 || close(fds[i])) _exit(126);
-    if (chdir(fork_folder) && chdir("/workspace")) _exit(126);
-    if (drop_capabilities()) _exit(126);
+      if (dup3(fds[i], numbers[i], numbers[i] > 2 ? O_CLOEXEC : 0) < 0 || close(fds[i])) no_fork(farewell);
+    if (chdir(fork_folder) && chdir("/workspace")) no_fork(farewell);
+    if (drop_capabilities()) no_fork(farewell);
+    close(farewell);
     __builtin_longjmp(fork_back, 1);
   }
-  int farewell = fcntl(FORKS_FD, F_DUPFD, 0);
+  int farewell = fcntl(fds[4], F_DUPFD, 0);
+  if (farewell < 0) no_fork(fds[4]);
   snprintf(fd_text, sizeof fd_text, "%d", farewell);
   snprintf(pid_text, sizeof pid_text, "%d", (int)pid);
   char *argv[] = {"harena-init", fd_text, pid_text, NULL}, *envp[] = {NULL};
   execve(INIT_PATH, argv, envp);
-  _exit(126);
+  no_fork(farewell);
 }
 
 static long clone_fork(void *stack, size_t size) { return clone(fork_init, (char *)stack + size, FORK_FLAGS, NULL); }
