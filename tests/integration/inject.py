@@ -50,6 +50,7 @@ HEADER = "\n".join(
 SOURCE = r"""
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,7 +59,7 @@ SOURCE = r"""
 static struct page {
   uint64_t count, fail_at, fired;
   int64_t number;
-  char what[64];
+  char what[64], pattern[64];
 } *page;
 __attribute__((constructor)) static void share(void) {
   const char *path = getenv("HARENA_INJECT");
@@ -70,14 +71,17 @@ __attribute__((constructor)) static void share(void) {
 }
 int inject(const char *what) {
   if (!page) return 0;
+  if (page->pattern[0] ? !fnmatch(page->pattern, what, 0) && !__atomic_exchange_n(&page->fired, 1, __ATOMIC_SEQ_CST) : 0)
+    goto fire;
   if (__atomic_add_fetch(&page->count, 1, __ATOMIC_SEQ_CST) != __atomic_load_n(&page->fail_at, __ATOMIC_SEQ_CST)) return 0;
+fire:
   strncpy(page->what, what, sizeof page->what - 1);
   page->fired = 1;
   errno = page->number;
   return 1;
 }
 """
-PAGE = struct.Struct("<QQQq64s")
+PAGE = struct.Struct("<QQQq64s64s")
 
 
 class Calls:
@@ -95,13 +99,19 @@ class Calls:
 
     def fail(self, after: int, number: int) -> None:
         """The call that comes as the `after`-th from now fails."""
-        struct.pack_into("<Qq64x", self._page, 16, 0, number)
+        struct.pack_into("<Qq64x64x", self._page, 16, 0, number)
         struct.pack_into("<Q", self._page, 8, self.count + after)
+
+    def fail_first(self, pattern: str, number: int) -> None:
+        """The first call from now on that is named like this fails: `confine.c:* prctl`."""
+        struct.pack_into("<Q", self._page, 8, 0)
+        struct.pack_into("<Qq64x64s", self._page, 16, 0, number, pattern.encode())
 
     def stop(self) -> str:
         """From now on none fails. The name of the one that did, if any."""
         struct.pack_into("<Q", self._page, 8, 0)
-        _, _, fired, _, what = PAGE.unpack_from(self._page)
+        _, _, fired, _, what, _ = PAGE.unpack_from(self._page)
+        struct.pack_into("<64x", self._page, PAGE.size - 64)
         return what.rstrip(b"\0").decode() if fired else ""
 
 

@@ -20,7 +20,7 @@ import inject
 import leaks
 import pytest
 
-from harena import HarenaError, IsolationUnavailable, Limits, Result, Sandbox, SandboxPool, Spec, Verdict
+from harena import BoxLost, HarenaError, IsolationUnavailable, Limits, Result, Sandbox, SandboxPool, Spec, Verdict
 from harena.backends.local import backend
 from harena.sandbox import channel, probes, session
 
@@ -70,8 +70,6 @@ def judge(result: Result, way: str) -> None:
         raise Found(f"an open door by {way}: {result.stdout.decode()}")
     if result.verdict is Verdict.SIGNAL and result.signal is None:
         return  # the host ended it, and says so
-    if way in ("fork", probes.RUN) and result.exit_code == 126 and not result.stdout:
-        return  # an interpreter that could not be confined ends before any code of the guest's; there is no line to say so
     if way == probes.EXEC and result.exit_code in (126, 127) and not result.stdout:
         return  # as for a folder or a program that the caller named and that is not there
     if not result.ok or not result.stdout.startswith(b"denied"):
@@ -204,3 +202,30 @@ def test_a_failing_call_opens_no_door_and_leaves_nothing(
             except Found as found:
                 wrong.append(f"{after} {calls.stop()}: {found}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("call", ["confine.c:* SYS_seccomp", "confine.c:* SYS_capset", "zygote.c:* setsid"])
+def test_an_interpreter_that_cannot_be_confined_is_an_error_of_the_platform(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inject.boxes(monkeypatch) as (spec, calls), Sandbox(spec, limits=LIMITS) as box:
+        box.warm_up()
+        calls.fail_first(call, errno.ENOMEM)
+        with pytest.raises(BoxLost, match="Cannot allocate memory"):
+            box.run("print(1)")
+        assert calls.stop()
+        interpreter(box)
+
+
+@pytest.mark.parametrize("call", ["confine.c:* SYS_capset", "zygote.c:* dup3", "zygote.c:* send"])
+def test_a_fork_that_cannot_be_set_up_is_an_error_of_the_platform(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with inject.boxes(monkeypatch) as (spec, calls), Sandbox(spec, limits=LIMITS) as box:
+        box.run("x = 1")
+        calls.fail_first(call, errno.ENOMEM)
+        began = time.monotonic()
+        with pytest.raises(BoxLost, match="Cannot allocate memory"), box.fork()[0] as fork:
+            fork.run("print(1)")
+        assert time.monotonic() - began < 4  # it is told, and nobody waits for a fork that does not come
+        assert calls.stop()
+        with box.fork()[0] as fork:
+            assert fork.run("print(x)").stdout == b"1\n"

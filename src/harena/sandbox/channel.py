@@ -247,12 +247,12 @@ class Channel:
                 continue
             with self._changed:
                 if frame.id not in self._expected:
-                    if frame.op == wire.Op.DONE or frame.id == 0:
-                        continue  # the end of something that nobody waits for any more
                     if frame.id in self._ignored:
                         if frame.op != wire.Op.STARTED:  # the last word on it
                             self._ignored.discard(frame.id)
                         continue
+                    if frame.op == wire.Op.DONE or frame.id == 0:
+                        continue  # the end of something that nobody waits for any more
                     raise WireError(f"it answered a request {frame.id} that was not made")
                 queue = self._arrived.setdefault(frame.id, deque())
                 if len(queue) >= MAX_ANSWERS:

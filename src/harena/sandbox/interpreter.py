@@ -297,7 +297,7 @@ class Interpreter:
                 if self._busy.acquire(timeout=0):
                     self._busy.release()
                     self._python.wait(self.job, 30)
-            self._python.forget(self.job)
+            self._python.ignore(self.job)
 
 
 def _reason(number: object) -> str:

@@ -25,7 +25,7 @@ from harena.errors import BoxClosed, BoxError, BoxLost, Retry, SpecError, WireEr
 from harena.sandbox import backend, outcome, owner, wire
 from harena.sandbox import interpreter as interpreters
 from harena.sandbox.alarm import ALARM
-from harena.sandbox.channel import Channel
+from harena.sandbox.channel import Channel, NoAnswer
 from harena.sandbox.files import MAX_ENTRIES, Files, Snapshot
 from harena.sandbox.interpreter import Interpreter
 from harena.sandbox.process import Process
@@ -422,7 +422,10 @@ class Sandbox:
         return wire.U32.unpack(frame.body)[0]
 
     def _adopt_fork(self, fork: _Fork, left_behind: int) -> Sandbox:
-        pid = fork.pid or self._started(self._python.wait(fork.job, interpreters.ANSWER_S))
+        try:
+            pid = fork.pid or self._started(self._python.wait(fork.job, interpreters.ANSWER_S))
+        except NoAnswer:
+            raise BoxLost("the interpreter says that it was forked, and no fork came up") from None
         answer = self._init.request(wire.Op.VIEW, struct.pack("<II", fork.view, pid))
         if answer.op != wire.Op.PONG:
             outcome.done_of(answer, self.id)
@@ -506,10 +509,11 @@ class Sandbox:
         finally:
             os.close(null)
             theirs.close()
-        python.forget(self._files_job)
         if frame.op != wire.Op.STARTED:
+            python.forget(self._files_job)
             ours.close()
             outcome.done_of(frame, self.id)
+        python.ignore(self._files_job)
         return Channel(ours, f"files of box {self.id}", max_frame=wire.MAX_FRAME)
 
     # ---- life ----

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 
 #define NO_VAULT "keep what the host sends out of the memory of programs (MADV_DONTFORK)"
+#define STEP_BYTES 4096
 #define REST_STARTED_NS 3000000ull
 #define REST_ANSWERED_NS 200000ull /* the host reads its answer first */
 
@@ -324,6 +325,7 @@ static void end_alone(void) {
 void job_main_ended(struct job *job) {
   struct rusage usage;
   memset(&usage, 0, sizeof usage);
+  drain(job, &job->res, &job->rbuf);
   if (job->id) report(job, &usage);
   job->id = 0;
   job->ended = ENDED_HOST;
@@ -406,9 +408,10 @@ static int set_up_stdio(struct job *job, const char *input, int *fds, int nfds) 
     if (setsockopt(job->forks, SOL_SOCKET, SO_PASSCRED, &(int){1}, sizeof(int))) return -1;
     if ((job->tell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) return -1;
   }
-  if (spec->kind == KIND_PROGRAM && pipe_to_us(&job->res, &job->child_res)) return -1;
-  if (spec->kind == KIND_PROGRAM || spec->kind == KIND_SERVER) return pipe_to_them(&job->hand, &job->child_hand);
-  return 0;
+  if (spec->kind != KIND_PROGRAM && spec->kind != KIND_SERVER) return 0;
+  if (spec->kind == KIND_SERVER) job->spec.result = STEP_BYTES; /* to say that it could not be confined: see become_guest */
+  if (pipe_to_us(&job->res, &job->child_res)) return -1;
+  return pipe_to_them(&job->hand, &job->child_hand);
 }
 
 /* Makes the lists of words; they and the working folder stay where they are in the request. */

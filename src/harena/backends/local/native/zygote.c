@@ -29,6 +29,7 @@ static void become_guest(struct job *job) {
   if (job->spec.flags & SPAWN_FORKABLE && forks_listen()) goto failed;
   if ((step = confine(&job->spec, job->slot >= 0))) goto failed;
   for (int fd = RESULT_FD; fd <= kept; fd++) fcntl(fd, F_SETFD, FD_CLOEXEC);
+  if (job->spec.kind == KIND_SERVER) close(RESULT_FD); /* it has no results, and none of its code may say what follows */
   became_flags = job->spec.flags | (job->id ? SPAWN_BATCH : 0); /* somebody waits: no time to warm up */
   __builtin_longjmp(back, 1);
 failed:
@@ -49,11 +50,13 @@ static int become_program(struct job *job) {
 
 static void *fork_back[5];
 static char fork_folder[4096];
+static volatile int fork_failed; /* an errno, left by the fork's init while it shares our memory */
 
 /* The end of a fork that could not be set up: no code of the guest has run in it. */
 static _Noreturn void no_fork(int farewell) {
   struct farewell word = {.failed = errno ? errno : EPROTO};
-  send(farewell, &word, sizeof word, MSG_NOSIGNAL);
+  fork_failed = word.failed;
+  if (farewell >= 0) send(farewell, &word, sizeof word, MSG_NOSIGNAL);
   _exit(126);
 }
 
@@ -65,9 +68,9 @@ static int fork_init(void *unused) {
   char byte, room[CMSG_SPACE(sizeof fds)], pid_text[24], fd_text[24];
   struct iovec part = {&byte, 1};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
-  if (send(FORKS_FD, "h", 1, MSG_NOSIGNAL) != 1 || recvmsg(FORKS_FD, &message, MSG_CMSG_CLOEXEC) != 1 || byte != 'y') _exit(126);
+  if (send(FORKS_FD, "h", 1, MSG_NOSIGNAL) != 1 || recvmsg(FORKS_FD, &message, MSG_CMSG_CLOEXEC) != 1 || byte != 'y') no_fork(-1);
   struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-  if (!c || c->cmsg_len != CMSG_LEN(sizeof fds)) _exit(126);
+  if (!c || c->cmsg_len != CMSG_LEN(sizeof fds)) errno = EMFILE, no_fork(-1);
   memcpy(fds, CMSG_DATA(c), sizeof fds);
   pid_t pid = fork();
   if (pid < 0) no_fork(fds[4]);
@@ -98,11 +101,12 @@ int zygote_fork(void) {
   if (!getcwd(fork_folder, sizeof fork_folder)) strcpy(fork_folder, "/workspace");
   void *stack = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (stack == MAP_FAILED) return -errno;
+  fork_failed = 0;
   if (__builtin_setjmp(fork_back)) return 0;
   long pid = clone_fork(stack, size);
-  int number = errno;
+  int number = pid < 0 ? errno : fork_failed;
   munmap(stack, size);
-  return pid < 0 ? -number : 1;
+  return number ? -number : 1;
 }
 
 /* Returns the spawn flags in a forked job; ends the process when the host is gone. The zygote and the inits that share its memory stay
