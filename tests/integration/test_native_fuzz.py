@@ -21,7 +21,7 @@ import sanitized
 
 from harena import BoxLost, HarenaError, Limits, Sandbox, SandboxPool
 from harena.backends.local import backend
-from harena.sandbox import session, wire
+from harena.sandbox import interpreter, session, wire
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -30,6 +30,7 @@ LIMITS = Limits(memory_mb=1000, wall_s=10, processes=20)
 NUMBERS = (0, 1, 2, 3, 4, 7, 8, 31, 255, 256, 257, 511, 512, 4095, 4096, 65536, 2**31 - 1, 2**31, 2**32 - 1)
 WIDE = (*NUMBERS, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 PATIENCE_S = 30
+FRAMES = 312
 
 
 # ---- a broken host ----
@@ -166,20 +167,23 @@ def some_fds(chance: random.Random) -> Iterator[list[int]]:
         yield fds
 
 
-def converse(line: Line, chance: random.Random, *, python: bool) -> None:
-    for number in range(1, 25):
+def converse(line: Line, chance: random.Random, most: int, *, python: bool) -> int:
+    """Sends frames until the box has hung up, or `most` of them; how many it sent."""
+    for number in range(1, most + 1):
         op, body = request(chance, python=python)
         whole = wire.frame(op if chance.random() < 0.97 else chance.randrange(100), number, broken(chance, body))
         if chance.random() < 0.02:
             whole = chance.randbytes(chance.randrange(40))
         with some_fds(chance) as fds:
             if not line.say(whole, fds) or line.hear() is None:
-                return
+                return number
         if whole[:4] != wire.MAGIC.to_bytes(4, "little"):
-            return  # from here on it may wait for the rest of a frame
+            return number  # from here on it may wait for the rest of a frame
         if chance.random() < 0.2:
             time.sleep(0.01)
-    line.answers()
+        if number % 24 == 0 and not line.answers():
+            return number
+    return most
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -187,11 +191,12 @@ def converse(line: Line, chance: random.Random, *, python: bool) -> None:
 def test_frames_of_a_broken_host_break_no_memory(serves: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(f"{serves} {seed}")
     with sanitized.boxes(monkeypatch) as spec:
-        for _ in range(15):
+        sent = 0
+        while sent < FRAMES:
             box = backend.LocalBackend().create(spec, start_s=60)
             try:
                 channel = box.python if serves == "zygote" else box.init
-                converse(Line(channel.exclusive), chance, python=serves == "zygote")
+                sent += converse(Line(channel.exclusive), chance, min(72, FRAMES - sent), python=serves == "zygote")
             finally:
                 box.close()
 
@@ -264,6 +269,9 @@ def test_garbage_of_programs_breaks_no_memory(seed: int, monkeypatch: pytest.Mon
 def test_garbage_of_commands_and_interpreters_breaks_no_memory(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     monkeypatch.setattr(session, "GRACE_S", 3.0)  # for what an interpreter leaves unanswered
+    monkeypatch.setattr(interpreter, "FORK_S", 3.0)
+    monkeypatch.setattr(interpreter, "ANSWER_S", 1.0)
+    monkeypatch.setattr(interpreter, "HANG_UP_S", 0.1)
     with sanitized.boxes(monkeypatch) as spec:
         for source in sources(f"box {seed}", 6):
             with Sandbox(spec, limits=LIMITS) as box, as_data():
