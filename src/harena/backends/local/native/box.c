@@ -574,7 +574,7 @@ static _Noreturn void init_of_fork(int farewell, pid_t interpreter) {
     pid_t pid = waitpid(-1, &status, __WALL);
     if (pid < 0 && errno == ECHILD) pause();
     struct farewell word = {.status = status};
-    if (pid == interpreter) send(farewell, &word, sizeof word, MSG_NOSIGNAL); /* nobody listens: it has been reported as killed */
+    if (pid == interpreter) send(farewell, &word, sizeof word, MSG_NOSIGNAL); /* fails where it was killed, and so reported before */
   }
 }
 
