@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import array
 import contextlib
+import dataclasses
+import errno
 import os
 import random
 import socket
@@ -199,6 +201,19 @@ def test_frames_of_a_broken_host_break_no_memory(serves: str, seed: int, monkeyp
                 sent += converse(Line(channel.exclusive), chance, min(72, FRAMES - sent), python=serves == "zygote")
             finally:
                 box.close()
+
+
+@pytest.mark.parametrize("view", [256, 2**31, 2**32 - 1])
+def test_a_view_that_cannot_be_is_refused(view: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sanitized.boxes(monkeypatch) as spec:
+        box = backend.LocalBackend().create(spec, start_s=60)
+        try:
+            chance = random.Random(0)
+            wanted = dataclasses.replace(spawn(chance, python=False), kind=wire.Kind.EXEC, argv=(b"true",), view=view)
+            answer = box.init.request(wire.Op.SPAWN, wanted.encode())
+            assert (answer.op, wire.parse_error(answer.body)[0]) == (wire.Op.ERROR, errno.EPROTO)
+        finally:
+            box.close()
 
 
 # ---- hostile guests ----

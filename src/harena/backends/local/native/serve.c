@@ -567,7 +567,7 @@ static void do_spawn(const struct head *head, char *body, int *fds, int nfds, ch
   body += sizeof spec;
   uint64_t need = sizeof spec + (uint64_t)spec.strings_len + spec.cwd_len + spec.stdin_len + spec.payload_len;
   int forked = spec.kind == KIND_PROGRAM || spec.kind == KIND_SERVER, executed = spec.kind == KIND_EXEC || spec.kind == KIND_TRUSTED;
-  if (need != head->len || spec.profile > 3 || !(executed ? spec.argc > 0 : forked && become_program) ||
+  if (need != head->len || spec.profile > 3 || spec.view >= MAX_VIEWS || !(executed ? spec.argc > 0 : forked && become_program) ||
       (uint64_t)spec.argc + spec.envc > spec.strings_len) /* each has its NUL */
     return send_error(head->id, EPROTO, "malformed request");
   if (spec.kind == KIND_PROGRAM && spec.ahead) {
