@@ -144,9 +144,14 @@ static void attach_source(int source, int is_tree, const char *path) {
   if (mount(link, path, NULL, MS_BIND | MS_REC, NULL)) die("bind", path);
 }
 
-static void cover_folder(const char *path);
+static void bind_covered(int source, int is_tree, const char *path, const struct attributes *attributes);
 static int cover_file(int source, int parent, const char *name, const char *path);
 static int shares_inodes, parents[MAX_BINDS]; /* the folders of sources that are files */
+
+static void protect_tree(const char *path, const struct attributes *attributes) {
+  if (syscall(SYS_mount_setattr, AT_FDCWD, path, 0x8000 /* AT_RECURSIVE */, attributes, sizeof *attributes))
+    die("protect (mount_setattr, Linux 5.12)", path);
+}
 
 static void bind_source(int source, int is_tree, const char *path, const char *mode, int parent, const char *name) {
   struct stat info;
@@ -159,16 +164,15 @@ static void bind_source(int source, int is_tree, const char *path, const char *m
     close(fd);
   }
   int file = S_ISREG(info.st_mode) && !strcmp(mode, "ro");
+  struct attributes attributes = {.set = ATTR_NOSUID};
+  if (strcmp(mode, "dev")) attributes.set |= ATTR_NODEV;
+  if (!strcmp(mode, "ro")) attributes.set |= ATTR_RDONLY;
+  if (S_ISDIR(info.st_mode) && !strcmp(mode, "ro")) return bind_covered(source, is_tree, path, &attributes);
   int covered = file ? cover_file(source, parent, name, path) : -1;
   if (covered > 0) return; /* a copy, on the box's root */
   if (covered < 0) attach_source(source, is_tree, path);
   if (covered < 0 && file) shares_inodes = 1;
-  struct attributes attributes = {.set = ATTR_NOSUID};
-  if (strcmp(mode, "dev")) attributes.set |= ATTR_NODEV;
-  if (!strcmp(mode, "ro")) attributes.set |= ATTR_RDONLY;
-  if (syscall(SYS_mount_setattr, AT_FDCWD, path, 0x8000 /* AT_RECURSIVE */, &attributes, sizeof attributes))
-    die("protect (mount_setattr, Linux 5.12)", path);
-  if (S_ISDIR(info.st_mode) && !strcmp(mode, "ro")) cover_folder(path);
+  protect_tree(path, &attributes);
 }
 
 /* ---- inodes of its own ----
@@ -178,6 +182,7 @@ static void bind_source(int source, int is_tree, const char *path, const char *m
  * the box lock and watch nothing. Devices and writable mounts are the host's in any case. */
 
 #define NOTHING ROOT "/.harena/nothing" /* an overlay needs a second layer, and needs it as long as it lives */
+#define UNDER ROOT "/.under"
 #define COPY_MOST (1 << 20)
 
 static struct stage {
@@ -208,10 +213,18 @@ static int has_mounts_below(const char *path) {
   return found;
 }
 
-static void cover_folder(const char *path) {
-  int lower = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-  if (lower < 0 || has_mounts_below(path) || overlay(lower, path)) shares_inodes = 1;
+/* Shows a folder through an overlay. The overlay holds the folder itself: the mount that it was made from is taken away,
+ * because every execution copies all mounts of the box. */
+static void bind_covered(int source, int is_tree, const char *path, const struct attributes *attributes) {
+  if (mkdir(UNDER, 0700)) die("make the folder", UNDER);
+  attach_source(source, is_tree, UNDER);
+  protect_tree(UNDER, attributes);
+  int lower = open(UNDER, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  int covered = lower >= 0 && !has_mounts_below(UNDER) && !overlay(lower, path);
   if (lower >= 0) close(lower);
+  if (covered ? umount2(UNDER, MNT_DETACH) : mount(UNDER, path, NULL, MS_MOVE, NULL)) die("mount", path);
+  if (rmdir(UNDER)) die("remove", UNDER);
+  if (!covered) shares_inodes = 1;
 }
 
 /* An overlay of the folder that the file lies in; NULL where there can be none. */
