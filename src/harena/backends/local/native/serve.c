@@ -599,7 +599,9 @@ static void do_spawn(const struct head *head, char *body, int *fds, int nfds, ch
   }
   if (job->hand < 0) drop_request(job); /* a command has its words and its stdin by now */
   if (!job->started_ns) job->started_ns = now_ns(); /* a command knows when it was started */
-  if (!(spec.flags & SPAWN_BATCH)) rest(REST_STARTED_NS);
+  /* With a second processor the next command's init is made while this one runs: it is ready when the next one comes. */
+  int beside = spec.kind == KIND_EXEC && CPU_COUNT(&config.all_cpus) > 1;
+  if (!(spec.flags & SPAWN_BATCH)) rest(beside ? 0 : REST_STARTED_NS);
   if (spec.wall_ns) job->deadline_ns = job->started_ns + spec.wall_ns;
   if (job->hand >= 0) {
     uint32_t len = spec.payload_len;
