@@ -12,6 +12,7 @@
 
 /* What the kernel keeps for a guest and no resident memory shows; each a little more than it is on x86-64. */
 #define THREAD_KB 24     /* stack and descriptor */
+#define PROCESS_KB 48    /* its other records, and those of the mappings that a fork copies */
 #define OBJECT_BYTES 256 /* a file that an epoll waits for */
 #define INODE_BYTES 1280 /* one that is watched is kept */
 #define MAPPING_BYTES 320
@@ -27,7 +28,7 @@ struct seen {
   int pid, parent, known;
   struct job *job; /* when known */
   char place[32];  /* below /proc: of the process, or of a thread where the first one has ended */
-  uint64_t cpu_ns, reaped_ns, rss_kb, threads, kernel_kb;
+  uint64_t cpu_ns, reaped_ns, rss_kb, threads, kernel_kb, faults;
 };
 static struct seen *seen;
 static int seen_count, seen_room;
@@ -54,11 +55,12 @@ static int read_stat(const char *place, struct seen *one) {
   if (read_text(place, "stat", text, sizeof text) <= 0) return -1;
   if (!(at = strrchr(text, ')'))) return -1; /* the name may hold anything, so count from its end */
   char state;
-  unsigned long utime, stime;
+  unsigned long utime, stime, minor, major;
   long threads, rss, cutime, cstime;
-  if (sscanf(at + 2, "%c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld %*d %*d %ld %*d %*u %*u %ld", &state,
-             &one->parent, &utime, &stime, &cutime, &cstime, &threads, &rss) != 8)
+  if (sscanf(at + 2, "%c %d %*d %*d %*d %*d %*u %lu %*u %lu %*u %lu %lu %ld %ld %*d %*d %ld %*d %*u %*u %ld", &state,
+             &one->parent, &minor, &major, &utime, &stime, &cutime, &cstime, &threads, &rss) != 10)
     return -1;
+  one->faults = minor + major;
   static long ticks, page_kb;
   if (!ticks) ticks = sysconf(_SC_CLK_TCK), page_kb = sysconf(_SC_PAGESIZE) / 1024;
   one->reaped_ns = (cutime + cstime) * (1000000000ull / ticks);
@@ -159,20 +161,50 @@ static struct job *job_of(struct seen *one) {
   return job;
 }
 
+/* What was read of a process costs much to read again, and a guest with hundreds of processes would make each look slow.
+ * A process without a new page fault has no new page, so what was read still holds, but for pages that others left to it:
+ * an eighth of all processes is read again in each look. */
+#define REMEMBERED 4096
+static struct remembered {
+  int pid;
+  uint64_t rss_kb, faults, looks, pss_kb, tables_kb;
+  int has_pss, has_tables;
+} remembered[REMEMBERED];
+static uint64_t looks;
+
+static struct remembered *recall(const struct seen *one) {
+  struct remembered *known = &remembered[one->pid % REMEMBERED];
+  int same = known->pid == one->pid && known->rss_kb == one->rss_kb && known->faults == one->faults;
+  int again = (one->pid + looks) % 8 == 0 && known->looks != looks;
+  if (!same || again) *known = (struct remembered){.pid = one->pid, .rss_kb = one->rss_kb, .faults = one->faults, .looks = looks};
+  return known;
+}
+
 /* What a process has for itself and its share of what it shares. One that hides it is held to all that it maps. */
-static uint64_t proportional_kb(const struct seen *one) {
+static uint64_t read_proportional_kb(const struct seen *one) {
   char text[2048];
   ssize_t got = read_text(one->place, "smaps_rollup", text, sizeof text);
   if (got > 0 && strstr(text, "\nPss:")) return number_after(text, "\nPss:") + number_after(text, "\nSwapPss:");
   return got < 0 && (errno == ENOENT || errno == ESRCH) ? 0 : one->rss_kb;
 }
 
+static uint64_t proportional_kb(const struct seen *one) {
+  struct remembered *known = recall(one);
+  if (!known->has_pss) known->pss_kb = read_proportional_kb(one), known->has_pss = 1;
+  return known->pss_kb;
+}
+
 /* Page tables and kernel stacks, which are no resident memory, and what was swapped out. */
 static uint64_t unseen_kb(const struct seen *one) {
   char text[4096];
-  uint64_t kb = one->threads * THREAD_KB;
-  if (read_text(one->place, "status", text, sizeof text) <= 0) return kb;
-  return kb + number_after(text, "\nVmPTE:") + number_after(text, "\nVmSwap:");
+  struct remembered *known = recall(one);
+  if (!known->has_tables) {
+    known->has_tables = 1;
+    known->tables_kb = read_text(one->place, "status", text, sizeof text) <= 0
+                           ? 0
+                           : number_after(text, "\nVmPTE:") + number_after(text, "\nVmSwap:");
+  }
+  return one->threads * THREAD_KB + known->tables_kb;
 }
 
 /* Resident pages count once for each process that shares them: before that is held against a job, look closer. */
@@ -402,6 +434,7 @@ static void add_up(struct total *totals) {
     if (job->slot >= 0 || !job->spec.memory) continue;
     one->kernel_kb = unseen_kb(one);
     one->kernel_kb -= forked && one->kernel_kb > own_unseen ? own_unseen : 0;
+    one->kernel_kb += one->threads ? PROCESS_KB : 0;
     total->kernel_kb += one->kernel_kb;
   }
 }
@@ -410,6 +443,7 @@ uint64_t watch_jobs(void) {
   static struct total totals[MAX_JOBS];
   uint64_t started_ns = now_ns(), pause_ns = WATCH_EVERY_NS;
   memset(totals, 0, sizeof totals);
+  looks++;
   scan();
   add_up(totals);
   look_closer();
