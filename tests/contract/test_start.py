@@ -226,6 +226,23 @@ def test_keys_of_a_terminal_are_signals(box: Sandbox) -> None:
     assert (result.verdict, result.signal) == (Verdict.SIGNAL, signal.SIGINT)
 
 
+def test_what_the_host_ignores_the_guest_does_not(make_box: Callable[..., Sandbox]) -> None:
+    """As every program does that a shell has started in the background: Ctrl-C would do nothing in its boxes."""
+    ignored = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGRTMIN)
+    before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
+    try:
+        box = make_box()
+        for result in (box.exec(["grep", "SigIgn", "/proc/self/status"]), box.run(READ)):
+            mask = int(result.stdout.split()[-1], 16)
+            assert [number for number in ignored if mask >> (number - 1) & 1] == []
+    finally:
+        for number, handler in zip(ignored, before, strict=True):
+            signal.signal(number, handler)
+
+
+READ = "print(next(line for line in open('/proc/self/status') if line.startswith('SigIgn')))"
+
+
 def test_shell_on_a_terminal_can_be_driven(box: Sandbox) -> None:
     with box.start(["sh", "-i"], pty=True, env={"PS1": "> "}) as process:
         read_until(process, b"> ")

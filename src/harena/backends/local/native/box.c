@@ -596,6 +596,7 @@ int main(int argc, char **argv) {
   if (argc == 3 && !strcmp(argv[0], "harena-init")) init_of_fork(atoi(argv[1]), atoi(argv[2]));
   if (argc != 3) return fprintf(stderr, "harena-box is started by harena\n"), 2;
   box_control = atoi(argv[2]);
+  for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL); /* what the host ignores, the guest need not */
   signal(SIGPIPE, SIG_IGN);
   read_plan(atoi(argv[1]));
   syscall(SYS_close_range, box_control + 1, ~0u, 0);
