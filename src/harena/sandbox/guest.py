@@ -871,7 +871,7 @@ def zygote_main(library, cpu, preload):
 
 SPAWN = struct.Struct("<IIQQQQQIIIIIIIIIIIIHHI")
 DONE = struct.Struct("<IiIiQQQQIIII")
-OWN, REPORT = struct.Struct("<Q"), struct.Struct("<iQ")
+OWN, REPORT, STARTED = struct.Struct("<Q"), struct.Struct("<iQ"), struct.Struct("<Q")
 ORDER = struct.Struct("<HH")
 PID = struct.Struct("<q")
 Spec = collections.namedtuple(
@@ -1156,7 +1156,7 @@ def become(kernel, config, spec, fds, counted, command):
     except OSError as error:
         not_started(start, error)
     confine(kernel, config, spec, counted)
-    os.write(start, b"R")
+    os.write(start, b"R" + STARTED.pack(time.monotonic_ns()))
     if command is None:
         return os.close(start)
     try:
@@ -1428,7 +1428,7 @@ class Loop:
             number, step = error.errno, _step
             self.discard(job)
             return self.send_error(id, number, step)
-        job.started = time.monotonic_ns()
+        job.started = job.started or time.monotonic_ns()
         job.deadline = job.started + spec.wall_ns if spec.wall_ns else 0
         self.next_watch, self.watch_every = min(self.next_watch, job.started + WATCH_NS), WATCH_NS
         self.jobs.append(job)
@@ -1514,17 +1514,20 @@ class Loop:
         while poll.poll(START_S * 1000):
             data = os.read(fd, 4096)
             said += data
-            if not data or (said == b"R" and job.spec.kind != EXEC):
+            if not data or (len(said) == 1 + STARTED.size and said[:1] == b"R" and job.spec.kind != EXEC):
                 break
         close_all(job.fds, "start")
         if said[:1] == b"F":
             doing(said[5:].decode())
             raise OSError(*struct.unpack("<i", said[1:5]), "")
-        if b"X" in said:
-            (job.exec_errno,) = struct.unpack("<i", said.partition(b"X")[2])
-        elif said != b"R":
+        if said[:1] == b"R":  # the loop may be told later, when others have the processor
+            (job.started,) = STARTED.unpack(said[1 : 1 + STARTED.size])
+            said = said[1 + STARTED.size :]
+        elif said[:1] != b"X":
             doing("start the job's init")
             raise OSError(errno.ECHILD, "")
+        if said:
+            (job.exec_errno,) = struct.unpack("<i", said[1:])
 
     def take_terminal(self, job):
         import _socket
@@ -2070,6 +2073,9 @@ def loop_main(control, steps):
     import _socket
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:  # what the host ignores, the guest need not
+            signal.signal(number, signal.SIG_DFL)
     loop = Loop(_socket.socket(fileno=control))
     try:
         own_inodes = settle(loop.kernel, steps)
