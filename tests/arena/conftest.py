@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import servers
-from entries import ENV, Clock
+from entries import ENV, Clock, prepared_sqlite
 
 from harena.arena.db.models import EnvironmentKind
 from harena.arena.db.store import Store
@@ -31,14 +31,23 @@ def postgres():
 
 @pytest.fixture
 def postgres_url(postgres):
-    return postgres.emptied()
+    return postgres.prepared()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request, tmp_path):
+    """A database with tables and nothing in them."""
+    if request.param == "sqlite":
+        return prepared_sqlite(tmp_path)
+    return request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request, tmp_path):
+    """A database that nobody has opened."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/arena.db"
-    return request.getfixturevalue("postgres_url")
+    return request.getfixturevalue("postgres").emptied()
 
 
 @pytest.fixture

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
+from pathlib import Path
+
 from harena.arena.db.models import Event, Kind
-from harena.arena.db.store import Outcome, Quota
+from harena.arena.db.store import Outcome, Quota, Store
 
 ENV = "CartPole-v1"
 
@@ -13,6 +17,22 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@functools.cache
+def _new_arena():
+    with tempfile.TemporaryDirectory() as folder:
+        Store(f"sqlite:///{folder}/arena.db").close()
+        assert [path.name for path in Path(folder).iterdir()] == ["arena.db"], "nothing is left in another file"
+        return (Path(folder) / "arena.db").read_bytes()
+
+
+def prepared_sqlite(folder):
+    """The URL of the folder's database. A new one is a copy: to make the tables takes six times as long."""
+    path = Path(folder) / "arena.db"
+    if not path.exists():
+        path.write_bytes(_new_arena())
+    return f"sqlite:///{path}"
 
 
 def submit(store, owner="ann", algorithm="DQN", **more):

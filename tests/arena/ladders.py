@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 
-from entries import Clock
+from entries import Clock, prepared_sqlite
 
 from harena.arena.db.files import FileStore
 from harena.arena.db.models import EnvironmentKind, Event, Kind, MatchKind, MatchState
@@ -32,7 +32,7 @@ class Bench:
     def __init__(self, folder, runner, *, url=None, clock=None, settings=None, seed=0):
         self.clock = clock or Clock()
         self.settings = Settings(
-            data=folder, database_url=url or f"sqlite:///{folder}/arena.db", secret_key=b"k" * 32, quota=NO_LIMIT
+            data=folder, database_url=url or prepared_sqlite(folder), secret_key=b"k" * 32, quota=NO_LIMIT
         )  # fmt: skip
         self.store = Store(self.settings.database_url, clock=self.clock)
         self.queue = Queue(self.store)

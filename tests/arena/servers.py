@@ -33,6 +33,7 @@ class Postgres:
         self.bin = bin_folder
         self.folder = Path(tempfile.mkdtemp(prefix="harena-pg-"))
         self.process = None
+        self._prepared = False
         self.who = {}
         if os.geteuid() == 0:  # which PostgreSQL refuses to be
             names = {user.pw_name: user for user in pwd.getpwall()}
@@ -100,6 +101,26 @@ class Postgres:
         """The URL of the one database, with nothing in it: quicker than a new one."""
         self.sql("DROP SCHEMA IF EXISTS public CASCADE; CREATE SCHEMA public")
         return self.url("postgres")
+
+    def prepared(self):
+        """The URL of a database with every table and no rows. It is made once and then only cleared: to make the
+        tables anew takes ten times as long. Whoever changes the tables themselves asks for `emptied`."""
+        from harena.arena.store import Store
+
+        from harena.arena import models
+
+        if not self._prepared:
+            self.sql("CREATE DATABASE arena")
+            Store(self.url("arena")).close()
+            self._prepared = True
+        names = [table.name for table in models.metadata.sorted_tables if table is not models.schema_version]
+        self.sql(
+            "SET session_replication_role = replica; "  # whose rows refer to each other
+            + "".join(f"DELETE FROM {name}; " for name in names)
+            + "SELECT setval(oid, 1, false) FROM pg_class WHERE relkind = 'S'",
+            "arena",
+        )
+        return self.url("arena")
 
     def url(self, database):
         return f"postgresql://harena@/{database}?host={self.folder}"

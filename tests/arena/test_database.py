@@ -17,7 +17,7 @@ from harena.arena.db import database, models
 from harena.arena.db.models import EnvironmentKind, State, StoreError
 from harena.arena.db.store import Store
 from harena.arena.queue.jobs import Queue
-from harena.arena.submissions import draws
+from harena.arena.submissions.service import draws
 from harena.errors import SpecError
 
 
@@ -67,33 +67,59 @@ import sqlalchemy as sa
 from harena.arena.queue.jobs import Queue
 from harena.arena.db.models import Event, Kind
 from harena.arena.db.store import Outcome, Quota, Store
-store = Store(sys.argv[1])
-queue = Queue(store)
-left = int(sys.argv[2])
-def executed(*_):
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-sa.event.listen(store.engine, "after_cursor_execute", executed)
-while True:
-    with store.begin():
-        made = store.submit("ann", "CartPole-v1", algorithm="A", digest="0" * 64, main_file="a.py", quota=Quota(per_day=None, at_once=None))
-        store.check(made.id, Kind.VERIFIED)
-        store.move(made.id, Event.QUEUE)
-        queue.enqueue("evaluate", {"id": made.id}, key=made.id)
-    job = queue.claim("evaluate", "w")
-    store.move(made.id, Event.START)
-    with store.begin():
-        queue.finish(job)
-        store.rank(made.id, Outcome(score=float(made.version)))
+
+def work(url, left):
+    store = Store(url)
+    queue = Queue(store)
+    def executed(*_):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sa.event.listen(store.engine, "after_cursor_execute", executed)
+    while True:
+        with store.begin():
+            made = store.submit("ann", "CartPole-v1", algorithm="A", digest="0" * 64, main_file="a.py", quota=Quota(per_day=None, at_once=None))
+            store.check(made.id, Kind.VERIFIED)
+            store.move(made.id, Event.QUEUE)
+            queue.enqueue("evaluate", {"id": made.id}, key=made.id)
+        job = queue.claim("evaluate", "w")
+        store.move(made.id, Event.START)
+        with store.begin():
+            queue.finish(job)
+            store.rank(made.id, Outcome(score=float(made.version)))
+
+for line in sys.stdin:
+    url, left = line.split()
+    if not (pid := os.fork()):
+        try:
+            work(url, int(left))
+        finally:
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 
+@pytest.fixture(scope="module")
+def killed():
+    """Starts processes that work on a database and are killed after a number of statements; says how each ended. They
+    are forks of one process, which imported everything before and has opened nothing."""
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:  # fmt: skip
+
+        def run(url, statements):
+            parent.stdin.write(f"{url} {statements}\n")
+            parent.stdin.flush()
+            return int(parent.stdout.readline())
+
+        yield run
+        parent.stdin.close()
+
+
 @pytest.mark.parametrize("statements", [11, 16, 23, 24, 29, 31, 35, 38, 500])
-def test_a_process_killed_in_the_middle_leaves_a_consistent_database(store, url, statements):
-    died = subprocess.run([sys.executable, "-c", KILLED, url, str(statements)], capture_output=True, timeout=60)
-    assert (died.returncode, died.stderr) == (-signal.SIGKILL, b"")
+def test_a_process_killed_in_the_middle_leaves_a_consistent_database(store, url, statements, killed):
+    assert killed(url, statements) == -signal.SIGKILL
     queue = Queue(store)
     with store.read() as connection:
         if url.startswith("sqlite"):
@@ -116,9 +142,9 @@ def test_a_process_killed_in_the_middle_leaves_a_consistent_database(store, url,
 OPENER = "import sys; from harena.arena.db.store import Store; Store(sys.argv[1]).close()"
 
 
-def test_processes_may_open_a_new_database_at_once(url):
+def test_processes_may_open_a_new_database_at_once(empty_url):
     openers = [
-        subprocess.Popen([sys.executable, "-c", OPENER, url], stderr=subprocess.PIPE, text=True) for _ in range(3)
+        subprocess.Popen([sys.executable, "-c", OPENER, empty_url], stderr=subprocess.PIPE, text=True) for _ in range(3)
     ]
     assert [opener.communicate(timeout=60)[1] for opener in openers] == ["", "", ""]
 
@@ -126,8 +152,8 @@ def test_processes_may_open_a_new_database_at_once(url):
 VERSIONS = "SELECT version FROM schema_version ORDER BY version"
 
 
-def test_an_old_database_is_brought_up_to_date_and_a_newer_one_refused(url, monkeypatch):
-    Store(url).close()
+def test_an_old_database_is_brought_up_to_date_and_a_newer_one_refused(empty_url, monkeypatch):
+    Store(empty_url).close()
     known = models.SCHEMA_VERSION
     with monkeypatch.context() as newer:
         newer.setattr(models, "SCHEMA_VERSION", known + 2)
@@ -142,17 +168,17 @@ def test_an_old_database_is_brought_up_to_date_and_a_newer_one_refused(url, monk
             lambda connection: connection.exec_driver_sql("ALTER TABLE two ADD COLUMN y INTEGER"),
         )
         for _ in range(2):
-            store = Store(url)
+            store = Store(empty_url)
             with store.read() as connection:
                 assert connection.exec_driver_sql("SELECT x, y FROM two").all() == []
                 assert connection.exec_driver_sql(VERSIONS).scalars().all() == [known, known + 1, known + 2]
             store.close()
     with pytest.raises(StoreError, match="update Harena"):
-        Store(url)
+        Store(empty_url)
 
 
-def test_a_migration_that_fails_changes_nothing(url, monkeypatch):
-    Store(url).close()
+def test_a_migration_that_fails_changes_nothing(empty_url, monkeypatch):
+    Store(empty_url).close()
 
     def broken(connection):
         connection.exec_driver_sql("CREATE TABLE two (x INTEGER)")
@@ -162,8 +188,8 @@ def test_a_migration_that_fails_changes_nothing(url, monkeypatch):
         newer.setattr(models, "SCHEMA_VERSION", models.SCHEMA_VERSION + 1)
         newer.setitem(database.MIGRATIONS, models.SCHEMA_VERSION, broken)
         with pytest.raises(ZeroDivisionError):
-            Store(url)
-    store = Store(url)
+            Store(empty_url)
+    store = Store(empty_url)
     with store.read() as connection:
         assert not sa.inspect(connection).has_table("two")
     store.close()
@@ -192,8 +218,8 @@ def test_a_folder_of_the_first_schema_opens_with_all_that_it_held(tmp_path):
     again.close()
 
 
-def test_today_s_schema_is_made_from_the_first_on_every_database(url):
-    store = Store(url)
+def test_today_s_schema_is_made_from_the_first_on_every_database(empty_url):
+    store = Store(empty_url)
     store.put_environment(ENV, EnvironmentKind.VERIFIED)
     season = store.start_season(ENV, "season 1")
     with store.begin() as connection:
@@ -207,7 +233,7 @@ def test_today_s_schema_is_made_from_the_first_on_every_database(url):
         ):  # fmt: skip
             connection.exec_driver_sql(statement)
     store.close()
-    store = Store(url)
+    store = Store(empty_url)
     with store.read() as connection:
         assert connection.exec_driver_sql(VERSIONS).scalars().all() == list(range(1, models.SCHEMA_VERSION + 1))
         made = {table.name: {column["name"] for column in sa.inspect(connection).get_columns(table.name)}

@@ -27,14 +27,13 @@ ENV = "CartPole-v1"
 AGENT = "def act(observation): return {number} % 2\n"
 CRASH = "def act(observation): raise ValueError({number})\n"
 SCRIPT = "import json\nprint(json.dumps({{'score': {number}}}))\n"
-SENT = 200
 
 
 def source(number):
     return CRASH if number % 20 == 7 else SCRIPT if number % 25 == 3 else AGENT
 
 
-def send_all(folder, store, queue):
+def send_all(folder, store, queue, sent):
     settings = Settings.from_env(folder, {"HARENA_PER_DAY": "0", "HARENA_AT_ONCE": "0"})
     taking = Submissions(store, queue, FileStore(settings.files), settings)
 
@@ -43,25 +42,27 @@ def send_all(folder, store, queue):
         return taking.submit([Upload(name="a.py", data=code)], owner="ann", env_id=ENV, algorithm=f"A{number % 9}").id
 
     with ThreadPoolExecutor(4) as pool:
-        return dict(zip(pool.map(send, range(SENT)), range(SENT), strict=True))
+        return dict(zip(pool.map(send, range(sent)), range(sent), strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_two_hundred_evaluations_survive_two_kills(tmp_path):
+@pytest.mark.parametrize("sent", [50, pytest.param(200, marks=pytest.mark.soak)])
+def test_evaluations_survive_two_kills(tmp_path, sent):
     store = Store(Settings.from_env(tmp_path, {}).database_url)
     queue = Queue(store)
     store.put_environment(ENV, EnvironmentKind.VERIFIED, settings={"episodes": 2})
     store.start_season(ENV, "season 1")
-    numbers = send_all(tmp_path, store, queue)
+    numbers = send_all(tmp_path, store, queue, sent)
 
     def count(*states):
         return sum(n for (_, state), n in queue.counts().items() if state in states)
 
-    for done in (50, 120):
+    kills = (sent // 4, sent * 3 // 5)
+    for done in kills:
         server = Server(tmp_path)
         until(lambda: count(JobState.DONE) >= done and count(JobState.RUNNING) >= 2)  # noqa: B023
-        if done == 50:
+        if done == kills[0]:
             with pytest.raises(FolderInUse, match=f"process {server.process.pid} "):
                 FolderLock(tmp_path)
         server.kill()
@@ -71,17 +72,17 @@ def test_two_hundred_evaluations_survive_two_kills(tmp_path):
     until(lambda: not count(JobState.QUEUED, JobState.RUNNING))
     server.stop()
 
-    assert count(JobState.DONE) == SENT
+    assert count(JobState.DONE) == sent
     submissions = {one.id: one for one in store.submissions_of("ann", limit=1000)}
     assert submissions.keys() == numbers.keys()
-    assert store.used("ann") == (SENT, 0)
+    assert store.used("ann") == (sent, 0)
     with store.read() as connection:
         charged = connection.scalar(sa.select(sa.func.count()).select_from(models.charges))
-    assert charged == SENT
+    assert charged == sent
     for submission_id, number in numbers.items():
         check_one(store, submissions[submission_id], number)
     repeated = Counter(queue.get(one.job_id).attempts for one in submissions.values())
-    assert repeated[1] < SENT
+    assert repeated[1] < sent
     assert set(repeated) <= {1, 2, 3}
     check_boards(store, submissions.values())
     incoming = tmp_path / "files" / "incoming"
