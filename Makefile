@@ -24,6 +24,7 @@ demo: .venv/.run native ## boxes made, attacked and matched, in a few seconds
 test: setup ## every test but the soak (ARGS=... goes to pytest)
 	@failed=0; \
 	run() { $(BIN)/pytest "$$@" $(ARGS) || { code=$$?; [ $$code -eq 5 ] || failed=$$code; }; }; \
+	PYTEST_XDIST_AUTO_NUM_WORKERS=$$((2 * $$(nproc))); export PYTEST_XDIST_AUTO_NUM_WORKERS; \
 	run -n auto --maxprocesses 8 --dist worksteal -m 'not serial and not soak'; \
 	run -m 'serial and not soak'; \
 	exit $$failed
