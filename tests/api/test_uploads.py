@@ -94,26 +94,19 @@ def test_a_client_that_goes_away_in_the_middle_leaves_nothing(small, path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_slow_body_is_refused(small, path):
-    began = time.monotonic()
     with small.connect() as connection:
         connection.sendall(request_head(small, path, len(WHOLE)) + WHOLE[:-20])
         status, shape = answer(connection)
     assert (status, shape["code"]) == (408, "too_slow")
-    assert time.monotonic() - began < 5
 
 
 def test_a_body_that_drips_is_refused(small):
-    began = time.monotonic()
     with small.connect() as connection:
         connection.sendall(request_head(small, PATHS[0], len(WHOLE)))
-        try:
+        with pytest.raises(OSError):
             for byte in WHOLE:
                 connection.sendall(bytes([byte]))
                 time.sleep(0.05)
-                assert time.monotonic() - began < 10
-        except OSError:
-            pass
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("path", PATHS)

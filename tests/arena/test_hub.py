@@ -13,7 +13,7 @@ from harena.arena.db.store import Store
 from harena.arena.events import bus as module
 from harena.arena.events.bus import Hub
 
-SOON_S = 10.0
+SOON_S = 30.0
 
 
 @pytest.fixture

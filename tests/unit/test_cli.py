@@ -181,14 +181,14 @@ def test_json_has_verdict_output_and_usage(capfd: Capture) -> None:
 
 
 def test_output_comes_while_the_program_runs() -> None:
-    source = "import time; print('early', flush=True); time.sleep(20)"
+    source = "import time; print('early', flush=True); time.sleep(100)"
     with subprocess.Popen([*COMMAND, "run", "-c", source], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         start = time.monotonic()
         assert process.stdout.readline() == b"early\n"
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 60
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(30) == 130
 
 
 def test_ctrl_c_ends_the_box_without_a_traceback() -> None:
