@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -19,6 +18,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from harena import cli
 from harena.arena import demo
 from harena.match.executor.pb import executor_pb2 as pb
 
@@ -76,11 +76,18 @@ def up(tmp_path):
             one.process.communicate()
 
 
-def refused(*options: str, **variables: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [*HARENA, "up", *options], capture_output=True, text=True, timeout=60, env={**os.environ, **variables}
-    )
-    return done.returncode, done.stderr
+@pytest.fixture
+def refused(capfd):
+    """Starts it in this process, which it must not come to serve in."""
+
+    def run(*options: str) -> tuple[object, str]:
+        try:
+            code = cli.main(["up", *options])
+        except SystemExit as error:
+            code = error.code
+        return code, capfd.readouterr().err
+
+    return run
 
 
 @pytest.mark.slow
@@ -115,7 +122,7 @@ def test_the_first_thing_a_newcomer_sees_is_a_board_and_a_match_and_the_next_sta
     assert second.stop(signal.SIGTERM) == 0
 
 
-def test_an_empty_arena_starts_empty_and_its_host_has_a_key(up):
+def test_an_empty_arena_starts_empty_and_its_host_has_a_key(up, refused):
     one = up("--no-demo")
     assert one.get("/v1/environments") == {"environments": []}
     token = (one.folder / "host.key").read_text().strip()
@@ -131,7 +138,7 @@ def test_an_empty_arena_starts_empty_and_its_host_has_a_key(up):
     assert one.stop() == 0
 
 
-def test_a_port_that_is_taken_is_named_with_its_option(tmp_path):
+def test_a_port_that_is_taken_is_named_with_its_option(tmp_path, refused):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -218,12 +225,13 @@ def test_every_door_of_an_open_address_needs_a_key(up, tmp_path, monkeypatch):
     assert one.stop() == 0
 
 
-def test_bad_options_are_refused_in_words(tmp_path):
+def test_bad_options_are_refused_in_words(tmp_path, refused, monkeypatch):
     for words in (["--port", "70000"], ["--port", "http"], ["--ui-port", "no"]):
         code, said = refused(*words, "--data", str(tmp_path / "data"))
         assert code == 2
         assert "is no port" in said
-    code, said = refused("--data", str(tmp_path / "data"), "--port", "0", LOG_LEVEL="LOUD")
+    monkeypatch.setenv("LOG_LEVEL", "LOUD")
+    code, said = refused("--data", str(tmp_path / "data"), "--port", "0")
     assert (code, "LOG_LEVEL" in said) == (2, True)
     assert not (tmp_path / "data").exists()
 
