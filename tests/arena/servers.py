@@ -105,9 +105,8 @@ class Postgres:
     def prepared(self):
         """The URL of a database with every table and no rows. It is made once and then only cleared: to make the
         tables anew takes ten times as long. Whoever changes the tables themselves asks for `emptied`."""
-        from harena.arena.store import Store
-
         from harena.arena import models
+        from harena.arena.db.store import Store
 
         if not self._prepared:
             self.sql("CREATE DATABASE arena")

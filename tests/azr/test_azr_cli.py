@@ -462,7 +462,9 @@ def test_the_documentation_names_tests_and_files_that_are_there() -> None:
     assert len(named) > 30
     assert not {name for name in named if f"def {name}(" not in sources}
     files = re.findall(r"`([\w/]+\.py)`", text)
-    assert not {name for name in files if not any((place / name).is_file() for place in (ROOT / "src/harena/azr", ROOT))}
+    assert not {
+        name for name in files if not any((place / name).is_file() for place in (ROOT / "src/harena/azr", ROOT))
+    }
 
 
 def test_every_requirement_has_its_row() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import busy
 from harena import IsolationUnavailable, Result, Sandbox, Usage, Verdict, cli
 from harena.sandbox import session
 
@@ -59,8 +60,10 @@ def test_help_comes_in_less_than_100_ms_beyond_python_itself() -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     seconds([*COMMAND, "--help"])
-    bare = min(seconds([sys.executable, "-c", "pass"]) for _ in range(5))
-    assert min(seconds([*COMMAND, "--help"]) for _ in range(7)) - bare < 0.1
+    with busy.Span() as span:
+        bare = min(seconds([sys.executable, "-c", "pass"]) for _ in range(5))
+        shown = min(seconds([*COMMAND, "--help"]) for _ in range(7))
+    assert shown - bare < span.limit(0.1)
 
 
 @pytest.mark.parametrize("command", ["run", "exec", "shell", "doctor", "bench", "demo", "boxes", "version"])

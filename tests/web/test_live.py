@@ -8,6 +8,7 @@ import time
 import pytest
 from arenas import ENV, LADDER, SLOW, Site
 
+import busy
 from harena.arena.db.models import Event, Kind
 from harena.arena.db.store import Outcome
 
@@ -34,15 +35,16 @@ def test_a_stored_result_is_in_an_open_board_within_half_a_second(browser, site)
     browser.until_text("Live", "#live")
     browser.js(WATCH)
     took_ms = []
-    for number in range(7):
-        name = f"Seen {number}"
-        submission_id = ready_to_rank(site.arena.store, name)
-        time.sleep(0.3)  # the page has taken in that it was queued
-        site.arena.store.rank(submission_id, Outcome(score=100.0 + number, low=90.0, high=110.0 + number))
-        stored_at = time.time() * 1000
-        took_ms.append(browser.until(f"window.seen['{name} v1']") - stored_at)
+    with busy.Span() as span:
+        for number in range(7):
+            name = f"Seen {number}"
+            submission_id = ready_to_rank(site.arena.store, name)
+            time.sleep(0.3)  # the page has taken in that it was queued
+            site.arena.store.rank(submission_id, Outcome(score=100.0 + number, low=90.0, high=110.0 + number))
+            stored_at = time.time() * 1000
+            took_ms.append(browser.until(f"window.seen['{name} v1']") - stored_at)
     print(f"stored to seen, ms: median {statistics.median(took_ms):.0f}, worst {max(took_ms):.0f}")
-    assert statistics.median(took_ms) < 500
+    assert statistics.median(took_ms) < span.limit(500)
 
 
 def test_the_front_page_follows_its_boards_and_keeps_what_did_not_change(browser, site):
