@@ -32,7 +32,7 @@ import programs
 from harena.match import bench as match_bench
 from harena.sandbox import backend, bench
 from harena.sandbox.pool import SandboxPool
-from harena.sandbox.session import Sandbox
+from harena.sandbox.box import Sandbox
 
 ROOT = Path(__file__).parent.parent
 PEERS = (

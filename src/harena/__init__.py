@@ -61,12 +61,12 @@ if TYPE_CHECKING:
     from harena.sandbox.aio import AsyncProcess as AsyncProcess
     from harena.sandbox.aio import AsyncSandbox as AsyncSandbox
     from harena.sandbox.aio import AsyncSandboxPool as AsyncSandboxPool
+    from harena.sandbox.box import Sandbox as Sandbox
     from harena.sandbox.doctor import run_doctor as run_doctor
     from harena.sandbox.files import Snapshot as Snapshot
     from harena.sandbox.pool import Determinism as Determinism
     from harena.sandbox.pool import SandboxPool as SandboxPool
     from harena.sandbox.process import Process as Process
-    from harena.sandbox.session import Sandbox as Sandbox
     from harena.sandbox.spec import Clocks as Clocks
     from harena.sandbox.spec import FileInfo as FileInfo
     from harena.sandbox.spec import Limits as Limits
@@ -85,7 +85,7 @@ _MODULES = {
     "sandbox.files": "Snapshot",
     "sandbox.pool": "Determinism SandboxPool",
     "sandbox.process": "Process",
-    "sandbox.session": "Sandbox",
+    "sandbox.box": "Sandbox",
     "sandbox.spec": "Clocks FileInfo Limits Mount Result Spec Usage Verdict",
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from harena.errors import HarenaError
+    from harena.sandbox.box import Sandbox
     from harena.sandbox.doctor import Report
     from harena.sandbox.process import Process
-    from harena.sandbox.session import Sandbox
     from harena.sandbox.spec import Limits, Result, Spec
 
 USAGE, UNAVAILABLE, PLATFORM, INTERRUPTED, BROKEN_PIPE = 2, 3, 125, 130, 141
@@ -353,7 +353,7 @@ def _converse(process: Process) -> None:
 
 
 def _box(args: argparse.Namespace, limits: Limits | None = None) -> Sandbox:
-    from harena.sandbox.session import Sandbox
+    from harena.sandbox.box import Sandbox
 
     return Sandbox(_spec(args), limits=limits or _limits(args))
 

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from harena.errors import BoxError
 from harena.sandbox import backend
+from harena.sandbox.box import Sandbox
 from harena.sandbox.doctor import Report, printable, run_doctor
 from harena.sandbox.pool import SandboxPool
-from harena.sandbox.session import Sandbox
 from harena.sandbox.spec import Limits, Verdict
 
 T = TypeVar("T")

@@ -4,6 +4,7 @@ HarenaError
 ├── SpecError                a bad argument: refused before anything changed                  (also ValueError)
 ├── IsolationUnavailable     this host cannot enforce what was asked for; names the fix
 ├── BackendUnavailable       an unknown backend, or one whose extra is not installed
+├── Unsupported              the backend of this box does not have that verb
 ├── BoxError                 the platform failed; `retry` says whether trying again is safe
 │   ├── BoxLost              the box died or talked nonsense in the middle of an operation
 │   ├── BoxClosed            the box was closed, or its idle or lifetime clock ran out
@@ -54,6 +55,10 @@ class IsolationUnavailable(HarenaError):
 
 class BackendUnavailable(HarenaError):
     """The backend's name is unknown, or the extra that carries it is not installed."""
+
+
+class Unsupported(HarenaError):
+    """The box's backend cannot do that at all; another one can. See `Capabilities`."""
 
 
 class BoxError(HarenaError):

@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def forget_what_was_found() -> None:
     """What Harena found out about the host is cached for the life of the process; a variant changes it."""
     for name, module in list(sys.modules.items()):
-        if name.startswith(("harena.backends.", "harena.sandbox.session")):
+        if name.startswith(("harena.backends.", "harena.sandbox.backend")):
             for value in list(vars(module).values()):
                 clear = getattr(value, "cache_clear", None)
                 if callable(clear):

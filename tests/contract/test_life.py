@@ -93,7 +93,7 @@ def call_until_it_fails(box: Sandbox, name: str) -> None:
 
 def kill_box(box: Sandbox) -> None:
     """Hangs up as a box does that was killed: its sockets end."""
-    for channel in (box._core.box.python, box._core.box.init):  # pyright: ignore[reportPrivateUsage]
+    for channel in (box._box._python, box._box._init):  # pyright: ignore[reportPrivateUsage]
         channel.exclusive.shutdown(socket.SHUT_RDWR)
 
 

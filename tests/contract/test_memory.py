@@ -56,11 +56,10 @@ def test_a_group_finds_nothing_of_an_earlier_one(pool: SandboxPool) -> None:
 
 def talk(box: Sandbox, source: str, packet: bytes) -> bytes:
     """One packet there, one back."""
-    process = box.talk(source, limits=WIDE).met()
+    process = box.converse(source, limits=WIDE).met()
     try:
-        process.sock.settimeout(60)
-        process.sock.send(packet)
-        return process.sock.recv(1 << 16)
+        process.send(packet)
+        return next(data for data in iter(lambda: process.receive(60), b"") if data is not None)
     finally:
         process.end()
 

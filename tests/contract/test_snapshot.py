@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harena import Sandbox
-from harena.sandbox.channel import Channel
+from harena.backends.local.channel import Channel
 
 LOOK = """
 import os, stat

@@ -22,7 +22,7 @@ from harena import (
     SpecError,
     Verdict,
 )
-from harena.sandbox import guest
+from harena.backends.local import guest
 
 MakeBox = Callable[..., Sandbox]
 

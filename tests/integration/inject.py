@@ -20,7 +20,7 @@ import pytest
 from layers import Edit
 
 from harena.backends.local import backend
-from harena.sandbox import session
+from harena.sandbox import backend as backends
 from harena.sandbox.spec import Mount, Spec
 
 FOLDER = "/inject"
@@ -137,10 +137,10 @@ def boxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Spec, Calls]]:
             return started(path, argv, {**env, "HARENA_INJECT": f"{name}/page"}, **options)  # pyright: ignore
 
         monkeypatch.setattr(os, "posix_spawn", spawn)
-        session._load.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        backends.load.cache_clear()  # pyright: ignore[reportPrivateUsage]
         mount = Mount(source=name, target=FOLDER, writable=True)
         try:
             yield Spec(mounts=(mount,), env={"HARENA_INJECT": f"{FOLDER}/page"}, workspace_mb=4), calls
         finally:
             calls.stop()
-            session._load.cache_clear()  # pyright: ignore[reportPrivateUsage]
+            backends.load.cache_clear()  # pyright: ignore[reportPrivateUsage]

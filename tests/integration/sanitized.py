@@ -23,7 +23,7 @@ import pytest
 from layers import Edit
 
 from harena.backends.local import backend
-from harena.sandbox import session
+from harena.sandbox import backend as backends
 from harena.sandbox.spec import Mount, Spec
 
 REPORTS = "/reports"
@@ -81,11 +81,11 @@ def boxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spec]:
         monkeypatch.setenv("HARENA_LAUNCHER", "native")
         monkeypatch.setattr(backend, "NATIVE", folder)
         monkeypatch.setattr(backend, "LAUNCHER", folder / "harena-box")
-        session._load.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        backends.load.cache_clear()  # pyright: ignore[reportPrivateUsage]
         mount = Mount(source=reports, target=REPORTS, writable=True)
         try:
             yield Spec(mounts=(mount,), env={"LD_PRELOAD": runtime(), "ASAN_OPTIONS": "detect_leaks=0"}, workspace_mb=4)
         finally:
-            session._load.cache_clear()  # pyright: ignore[reportPrivateUsage]
+            backends.load.cache_clear()  # pyright: ignore[reportPrivateUsage]
             said = "".join(path.read_text(errors="replace") for path in Path(reports).iterdir())
             assert not REPORT.search(said), said  # it explains what else was raised

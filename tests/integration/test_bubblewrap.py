@@ -19,7 +19,7 @@ import pytest
 from harena import Limits, Mount, Sandbox, SandboxPool, Spec, Verdict
 from harena.backends.local import backend, bubblewrap, cgroups, plan, registry, users
 from harena.errors import BoxError, IsolationUnavailable
-from harena.sandbox import session
+from harena.sandbox import backend as backends
 
 SOURCE = Path(backend.__file__).parents[3]
 NOBODY = 65534
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HARENA_LAUNCHER", "bubblewrap")
-    session._load.cache_clear()
+    backends.load.cache_clear()
     yield
-    session._load.cache_clear()
+    backends.load.cache_clear()
 
 
 @pytest.fixture

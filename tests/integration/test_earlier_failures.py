@@ -11,7 +11,7 @@ from leaks import new_marker, settle, with_marker
 
 import busy
 from harena import Limits, Sandbox, SandboxPool, Verdict
-from harena.sandbox import wire
+from harena.backends.local import wire
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +121,9 @@ def test_a_box_that_waits_to_be_read_can_be_written_to() -> None:
     """Output that nobody waits for fills the socket; a long request behind it must not wait for ever."""
     limits = Limits(output_bytes=20_000_000)
     with Sandbox() as box:
-        channel = box._core.box.init  # pyright: ignore[reportPrivateUsage]
+        channel = box._box._init  # pyright: ignore[reportPrivateUsage]
         argv = ["head", "-c", "10000000", "/dev/zero"]
-        spawn = box._command(argv, None, None, limits, wire.Flag.CAPTURE)  # pyright: ignore[reportPrivateUsage]
+        spawn = box._box._command(argv, {}, "", limits, wire.Flag.CAPTURE)  # pyright: ignore[reportPrivateUsage]
         id = channel.post(wire.Op.SPAWN, spawn.encode(), room=spawn.room)
         assert box.exec(["wc", "-c"], stdin=bytes(5_000_000)).stdout.strip() == b"5000000"
         frame = channel.wait(id, 60)

@@ -42,7 +42,7 @@ box.run("kept = 41")
 box.write("a", b"1")
 files = box._files
 process = box.start(["cat"])
-talk = box.talk("import socket\\nsock = socket.socket(fileno=5)\\nsock.send(sock.recv(100))\\nsock.recv(1)\\n").met()
+talk = box.converse("import socket\\nsock = socket.socket(fileno=5)\\nsock.send(sock.recv(100))\\nsock.recv(1)\\n").met()
 closed = Sandbox()
 closed.run("1")
 closed.close()
@@ -53,13 +53,13 @@ def use():
         "run": lambda: box.run("kept = 0; print('child')"), "exec": lambda: box.exec(["true"]),
         "call": lambda: box.call("def f(): return 1", "f"), "read": lambda: box.read("a"),
         "write": lambda: box.write("a", b"2"), "fork": box.fork, "ping": box.ping, "start": lambda: box.start(["true"]),
-        "snapshot": box.snapshot, "talk": lambda: box.talk("1"), "files": lambda: files.list(".", recursive=False, max_entries=9),
+        "snapshot": box.snapshot, "talk": lambda: box.converse("1"), "files": lambda: files.list(".", recursive=False, max_entries=9),
         "warm_up": box.warm_up, "map": lambda: pool.map(["1"]), "lease": pool.lease,
         "deterministic": lambda: pool.check_deterministic("1"),
         "process write": lambda: process.write(b"child"), "process read": lambda: process.stdout.read(timeout_s=1),
         "process wait": process.wait, "process kill": process.kill, "process signal": lambda: process.send_signal(15),
         "process resize": lambda: process.resize(1, 1),
-        "talk end": talk.end, "talk freeze": talk.freeze, "talk thaw": talk.thaw, "talk others": talk.freeze_others,
+        "talk end": talk.end, "talk freeze": talk.freeze, "talk thaw": talk.thaw,
         "talk pin": lambda: talk.pin({0}), "talk met": talk.met,
         "async": lambda: asyncio.run(twin.run("kept = 0")), "async map": lambda: asyncio.run(twin.exec(["true"])),
     }

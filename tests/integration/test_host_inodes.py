@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harena import Mount, Sandbox, SandboxPool, Spec
-from harena.sandbox import guest
+from harena.backends.local import guest
 
 LOCK = """
 import fcntl, struct, sys

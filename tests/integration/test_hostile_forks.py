@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from harena import BoxError, Limits, Result, Sandbox, Spec, Verdict
-from harena.sandbox import interpreter
+from harena.backends.local import interpreter
 
 TAMPER = """
 import sys

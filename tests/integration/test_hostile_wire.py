@@ -27,8 +27,10 @@ from hypothesis import strategies as st
 from leaks import descriptors, leaked, settle
 
 from harena import BoxFileError, BoxLost, HarenaError, Limits, Result, Sandbox, SandboxPool, Spec, Verdict, WireError
-from harena.sandbox import backend, session, wire
-from harena.sandbox.channel import Channel
+from harena.backends.local import wire
+from harena.backends.local.box import Lineage, LocalBox
+from harena.backends.local.channel import Channel
+from harena.sandbox import backend
 
 pytestmark = pytest.mark.timeout(30)  # what waits for a guest that says nothing more waits for ever
 
@@ -173,8 +175,8 @@ class HostileBackend:
     def capabilities(self) -> backend.Capabilities:
         return backend.Capabilities(launcher="none", memory="none", processes="none", landlock=0)
 
-    def create(self, spec: Spec, *, start_s: float) -> Guest:
-        return _make()
+    def create(self, spec: Spec, *, limits: Limits, start_s: float) -> LocalBox:
+        return LocalBox(Lineage(_make()), spec=spec, limits=limits)
 
 
 @contextlib.contextmanager
@@ -188,7 +190,7 @@ def guests(make: Callable[[], Guest]) -> Iterator[None]:
         yield
     finally:
         del backend.BACKENDS["hostile"]
-        session._load.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        backend.load.cache_clear()  # pyright: ignore[reportPrivateUsage]
     assert settle(lambda: threading.active_count() <= threads, True, 1), "a socket to a guest was left open"
     assert leaked(before, 1) == []
 

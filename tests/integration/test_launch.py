@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from harena import Sandbox, Spec
-from harena.backends.local import backend
-from harena.sandbox import wire
+from harena.backends.local import backend, wire
 
 NEWUSER, NEWNS = 0x10000000, 0x20000
 BOX = """

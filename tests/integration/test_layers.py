@@ -15,8 +15,10 @@ import mutants
 import pytest
 from layers import LAYERS, NO_LAYER, PROTECTIVE, Layer
 
-from harena.backends.local import backend, bubblewrap, cgroups, plan, seccomp, syscalls
-from harena.sandbox import doctor, guest, probes, session
+from harena.backends.local import backend, bubblewrap, cgroups, guest, plan, seccomp, syscalls
+from harena.backends.local import box as local_box
+from harena.sandbox import backend as backends
+from harena.sandbox import doctor, probes
 
 NATIVE = [pytest.param(layer, id=layer.name) for layer in LAYERS if layer.native]
 BUBBLEWRAP = [
@@ -34,7 +36,7 @@ def forget() -> Iterator[None]:
 
 
 def _forget() -> None:
-    for cached in (cgroups.find, backend._filters, seccomp._assemble, session._load):  # pyright: ignore[reportPrivateUsage]
+    for cached in (cgroups.find, backend._filters, seccomp._assemble, backends.load):  # pyright: ignore[reportPrivateUsage]
         cached.cache_clear()
 
 
@@ -55,7 +57,7 @@ def check(monkeypatch: pytest.MonkeyPatch, layer: Layer) -> None:
     if layer.root and os.geteuid() != 0:
         pytest.skip("host: not root")
     if layer.grace_s is not None:
-        monkeypatch.setattr(session, "GRACE_S", layer.grace_s)
+        monkeypatch.setattr(local_box, "GRACE_S", layer.grace_s)
     report = diagnose(monkeypatch, *layer.seen_by)
     works, *results = report.probes or (None,)
     if layer.refused and (report.missing or (works and not works.held)):

@@ -21,8 +21,9 @@ import leaks
 import pytest
 
 from harena import BoxLost, HarenaError, IsolationUnavailable, Limits, Result, Sandbox, SandboxPool, Spec, Verdict
-from harena.backends.local import backend
-from harena.sandbox import channel, probes, session
+from harena.backends.local import backend, channel
+from harena.backends.local import box as local_box
+from harena.sandbox import probes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -186,7 +187,7 @@ def attempt(phase: Phase, spec: Spec, calls: inject.Calls, after: int) -> tuple[
 def test_a_failing_call_opens_no_door_and_leaves_nothing(
     name: str, everything: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "GRACE_S", 8.0)
+    monkeypatch.setattr(local_box, "GRACE_S", 8.0)
     wrong: list[str] = []
     with inject.boxes(monkeypatch) as (spec, calls):
         what, count = attempt(PHASES[name], spec, calls, 0)

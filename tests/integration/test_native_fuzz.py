@@ -22,8 +22,8 @@ import pytest
 import sanitized
 
 from harena import BoxLost, HarenaError, Limits, Sandbox, SandboxPool
-from harena.backends.local import backend
-from harena.sandbox import interpreter, session, wire
+from harena.backends.local import backend, interpreter, wire
+from harena.backends.local import box as local_box
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -283,7 +283,7 @@ def test_garbage_of_programs_breaks_no_memory(seed: int, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("seed", SEEDS)
 def test_garbage_of_commands_and_interpreters_breaks_no_memory(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(session, "GRACE_S", 3.0)  # for what an interpreter leaves unanswered
+    monkeypatch.setattr(local_box, "GRACE_S", 3.0)  # for what an interpreter leaves unanswered
     monkeypatch.setattr(interpreter, "FORK_S", 3.0)
     monkeypatch.setattr(interpreter, "ANSWER_S", 1.0)
     monkeypatch.setattr(interpreter, "HANG_UP_S", 0.1)

@@ -25,10 +25,10 @@ LIMITS = Limits(wall_s=60, memory_mb=1024, processes=100)
 
 @pytest.mark.parametrize("launcher", ["native", "bubblewrap"])
 def test_preloaded_numpy_computes_and_forks_in_run_and_map(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harena.sandbox import session
+    from harena.sandbox import backend as backends
 
     monkeypatch.setenv("HARENA_LAUNCHER", launcher)
-    session._load.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    backends.load.cache_clear()  # pyright: ignore[reportPrivateUsage]
     try:
         with Sandbox(SPEC, limits=LIMITS) as box:
             for source, answer in ANSWERS.items():
@@ -39,7 +39,7 @@ def test_preloaded_numpy_computes_and_forks_in_run_and_map(launcher: str, monkey
                 results = pool.map([PRODUCT, POOL] * 4, group=group)
                 assert [result.stdout for result in results] == [*ANSWERS.values()] * 4
     finally:
-        session._load.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        backends.load.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
 def test_fork_after_a_product_computes_as_its_parent_does() -> None:

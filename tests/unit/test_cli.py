@@ -20,7 +20,7 @@ import pytest
 
 import busy
 from harena import IsolationUnavailable, Result, Sandbox, Usage, Verdict, cli
-from harena.sandbox import session
+from harena.sandbox import box as sandbox_box
 
 COMMAND = [sys.executable, "-m", "harena.cli"]
 Capture = pytest.CaptureFixture[str]
@@ -124,7 +124,7 @@ def test_a_host_that_cannot_isolate_is_one_line_and_exit_code_3(
     def refuse(*args: object, **kwargs: object) -> None:
         raise IsolationUnavailable("user namespaces are off", fix="turn them on")
 
-    monkeypatch.setattr(session, "Sandbox", refuse)
+    monkeypatch.setattr(sandbox_box, "Sandbox", refuse)
     assert cli.main(["run", "-c", "print(1)"]) == 3
     assert capsys.readouterr().err == "harena: user namespaces are off; turn them on\n"
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harena import BoxLost, Limits, Verdict
-from harena.sandbox import outcome, wire
+from harena.backends.local import outcome, wire
 
 LIMITS = Limits(wall_s=2, cpu_s=1, memory_mb=64, processes=8, output_bytes=100)
 PLAIN = Limits(wall_s=2)

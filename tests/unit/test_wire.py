@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harena import WireError
-from harena.sandbox import wire
+from harena.backends.local import wire
 
 REPLIES = sorted(wire.REPLIES)
 u32 = st.integers(0, 2**32 - 1)

@@ -21,10 +21,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from harena.errors import BoxClosed
+from harena.sandbox.box import Sandbox, Stop
 from harena.sandbox.files import MAX_ENTRIES, Snapshot
 from harena.sandbox.pool import Determinism, SandboxPool
 from harena.sandbox.process import CHUNK, Process, Stream
-from harena.sandbox.session import Sandbox, Stop
 from harena.sandbox.spec import MB, Clocks, FileInfo, Limits, Result, Spec
 
 CALLS = 256

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harena.sandbox import session, wire
+from harena.sandbox.backend import Programs, Task
+from harena.sandbox.box import Sandbox
 from harena.sandbox.pool import SandboxPool
-from harena.sandbox.session import Sandbox
-from harena.sandbox.spec import Limits
+from harena.sandbox.spec import Limits, Result
 
 SMALL = Limits(wall_s=5, memory_mb=256, processes=16)
 
@@ -67,13 +67,12 @@ def latency(quick: bool) -> list[Row]:
     rows: list[Row] = []
     with Sandbox(limits=SMALL) as box:
         box.warm_up()
-        channel = box.python_channel
-        spawn = session.program_spawn(session.program_payload("print(1)"), SMALL, fresh_mb=64, ahead=2).encode()
+        lane = box.programs()
 
         def fresh() -> None:
-            done = wire.parse_done(channel.request(wire.Op.SPAWN, spawn).body)
-            if done.stdout != b"1\n":
-                raise RuntimeError(f"a wrong answer: {done}")
+            result = one_program(lane, "print(1)", more=2)
+            if result.stdout != b"1\n":
+                raise RuntimeError(f"a wrong answer: {result}")
 
         fresh()
         rows.append(
@@ -189,6 +188,13 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def one_program(lane: Programs, source: str, *, more: int) -> Result:
+    lane.give(1, Task(sources=[source], limits=SMALL, more=more))
+    while not (ended := lane.collect()):
+        pass
+    return ended[0].results[0]
+
+
 def descendants(pid: int) -> list[int]:
     return [pid, *(inner for child in children(pid) for inner in descendants(child))]
 
@@ -203,8 +209,7 @@ def memory(quick: bool) -> list[Row]:
         (keeper, *_) = sorted(set(children(os.getpid())) - before)
         box = descendants(keeper)
         own = sum(private_mib(pid) for pid in box)
-        spawn = session.program_spawn(session.program_payload("print(1)"), SMALL, fresh_mb=64, ahead=1).encode()
-        one.python_channel.request(wire.Op.SPAWN, spawn)
+        one_program(one.programs(), "print(1)", more=1)
         time.sleep(0.3)
         ahead = [pid for pid in descendants(keeper) if pid not in box]
         # Of the two new processes the first is the job's init, whose memory is the zygote's own.

@@ -24,6 +24,7 @@ from typing import Any
 
 from harena.errors import BoxFileError, HarenaError, IsolationUnavailable
 from harena.sandbox import backend as backends
+from harena.sandbox.box import Sandbox
 from harena.sandbox.pool import SandboxPool
 from harena.sandbox.probes import (
     CONTROLS,
@@ -49,7 +50,6 @@ from harena.sandbox.probes import (
     Probe,
     Trace,
 )
-from harena.sandbox.session import Sandbox
 from harena.sandbox.spec import Limits, Result, Spec
 from harena.terminal import safe
 

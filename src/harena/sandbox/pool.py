@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import select
-import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -25,11 +24,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from harena.errors import BoxClosed, BoxLost, HarenaError, QueueTimeout, Retry, SpecError, WireError
-from harena.sandbox import outcome, owner, session, wire
+from harena.sandbox import owner
 from harena.sandbox.alarm import ALARM
-from harena.sandbox.channel import READ_BYTES
-from harena.sandbox.session import Sandbox
-from harena.sandbox.spec import MB, Clocks, Limits, Result, Spec, Usage, Verdict
+from harena.sandbox.backend import Programs, Task
+from harena.sandbox.box import Sandbox
+from harena.sandbox.spec import MB, Clocks, Limits, Result, Spec
 
 IN_FLIGHT = 3
 """Programs that a worker runs side by side, so that one runs while another is set up or taken down."""
@@ -37,7 +36,6 @@ STRAGGLER_S = 0.05
 """After this long a program no longer holds back the ones behind it."""
 TRIES = 3
 """How often a program is given to a box before the platform admits that it cannot run it."""
-RECORD = struct.Struct("<ciddII")
 MAX_GROUP_BYTES = 16 * MB
 MAX_GROUP_OUTPUT = 512 * MB
 """What the programs of one group may print together, as their limits have it: groups are smaller where it is more."""
@@ -52,7 +50,7 @@ class Determinism:
 
 
 @dataclass(slots=True)
-class _Task:
+class _Share:
     """Programs that go to a worker together: one, or a group."""
 
     indices: list[int]
@@ -63,17 +61,15 @@ class _Task:
 @dataclass(slots=True)
 class _Worker:
     box: Sandbox
-    poll: select.poll
-    reader: wire.Reader = field(default_factory=lambda: wire.Reader(wire.MAX_REPORT))
-    running: dict[int, _Task] = field(default_factory=dict[int, _Task])
-    outputs: dict[int, wire.Output] = field(default_factory=dict[int, wire.Output])
-    unsent: memoryview = field(default_factory=lambda: memoryview(b""))
+    lane: Programs
+    running: dict[int, _Share] = field(default_factory=dict[int, _Share])
+    full: bool = False
+    """It takes nothing more before something was flushed."""
     writing: bool = False
-    """Whether the poll waits for a place for `unsent`."""
-    next_id: int = 1 << 20  # apart from the ids of the box's own channel
+    """Whether the poll waits for that."""
 
     def stragglers(self, now: float) -> int:
-        return sum(now - task.sent_at > STRAGGLER_S for task in self.running.values())
+        return sum(now - share.sent_at > STRAGGLER_S for share in self.running.values())
 
 
 class SandboxPool:
@@ -334,33 +330,36 @@ class _Batch:
         self._progress = progress
         self._results: list[Result | None] = [None] * len(programs)
         self._done = 0
+        self._keys = itertools.count(1)
         size = max(1, min(group or 1, MAX_GROUP_OUTPUT // max(1, limits.output_bytes)))
-        self._todo = deque(_Task(indices) for indices in _cut(programs, size))
+        self._todo = deque(_Share(indices) for indices in _cut(programs, size))
 
     def run(self, boxes: list[Sandbox]) -> list[Result]:
         self._boxes = boxes
-        workers = {box.python_channel.exclusive.fileno(): self._worker(box) for box in boxes}
-        poll = select.poll()
-        for fd in workers:
-            poll.register(fd, select.POLLIN)
+        self._poll = select.poll()
+        self._workers: dict[int, _Worker] = {}
+        for box in boxes:
+            self._add(box)
+        workers, poll = self._workers, self._poll
         try:
             while self._done < len(self._programs):
                 for fd, worker in list(workers.items()):
                     try:
                         self._feed(worker)
-                        if bool(worker.unsent) is not worker.writing:
-                            worker.writing = bool(worker.unsent)
+                        if worker.full is not worker.writing:
+                            worker.writing = worker.full
                             poll.modify(fd, select.POLLIN | (select.POLLOUT if worker.writing else 0))
                     except OSError:
-                        self._lose(workers, poll, fd)
-                for fd, events in poll.poll(self._patience_ms(workers.values())):
+                        self._lose(fd)
+                for fd, events in poll.poll(STRAGGLER_S * 1000 if self._todo else 60_000):
+                    worker = workers[fd]
                     try:
                         if events & select.POLLOUT:
-                            self._send(workers[fd])
+                            worker.full = not worker.lane.flush()
                         if events & ~select.POLLOUT:
-                            self._collect(workers[fd])
+                            self._collect(worker)
                     except (OSError, WireError):
-                        self._lose(workers, poll, fd)
+                        self._lose(fd)
         except BaseException:
             # What still runs in these boxes is nobody's any more.
             for worker in workers.values():
@@ -372,98 +371,45 @@ class _Batch:
                 raise BoxLost(f"program {index} was lost by its batch", retry=Retry.UNKNOWN)
         return cast("list[Result]", self._results)
 
-    @staticmethod
-    def _worker(box: Sandbox) -> _Worker:
-        return _Worker(box, select.poll())
+    def _add(self, box: Sandbox) -> None:
+        lane = box.programs()
+        self._workers[lane.fileno()] = _Worker(box, lane)
+        self._poll.register(lane.fileno(), select.POLLIN)
 
     def _feed(self, worker: _Worker) -> None:
         now = time.monotonic()
-        while self._todo and not worker.unsent:
+        while self._todo and not worker.full:
             slow = worker.stragglers(now)
             if slow > self._pool.stragglers or len(worker.running) - slow >= IN_FLIGHT:
                 return
             if slow == self._pool.stragglers and len(worker.running) > slow:
                 return
-            task = self._todo.popleft()
-            task.sent_at = time.monotonic()
-            task.tries += 1
-            worker.next_id += 1
-            worker.running[worker.next_id] = task
-            spawn = self._spawn(task)
-            worker.outputs[worker.next_id] = wire.Output(spawn.room)
-            worker.unsent = memoryview(wire.frame(wire.Op.SPAWN, worker.next_id, spawn.encode()))
-            self._send(worker)
+            share = self._todo.popleft()
+            share.sent_at = time.monotonic()
+            share.tries += 1
+            key = next(self._keys)
+            worker.running[key] = share
+            worker.lane.give(key, self._task(share))
+            worker.full = not worker.lane.flush()
 
-    @staticmethod
-    def _send(worker: _Worker) -> None:
-        """As much as the box takes now: while it waits for us to read, it does not read."""
-        with contextlib.suppress(BlockingIOError):
-            while worker.unsent:
-                sent = worker.box.python_channel.exclusive.send(worker.unsent, socket.MSG_DONTWAIT)
-                worker.unsent = worker.unsent[sent:]
-
-    def _spawn(self, task: _Task) -> wire.Spawn:
-        ahead = min(IN_FLIGHT, len(self._todo)) or 1
+    def _task(self, share: _Share) -> Task:
+        more = min(IN_FLIGHT, len(self._todo)) or 1
+        sources = [self._programs[index] for index in share.indices]
         if self._group is None:
-            index = task.indices[0]
-            payload = session.program_payload(self._programs[index], self._stdin[index] if self._stdin else b"")
-            return session.program_spawn(
-                payload, self._limits, fresh_mb=self._pool.spec.workspace_mb, ahead=ahead, batch=True
-            )
-        sources = [self._programs[index] for index in task.indices]
-        payload = session.group_payload(sources, self._limits.output_bytes)
-        return session.program_spawn(
-            payload,
-            self._limits,
-            fresh_mb=self._pool.spec.workspace_mb,
-            records=len(sources),
-            ahead=ahead,
-            batch=True,
-            answer_bytes=len(sources) * (wire.U32.size + RECORD.size + self._limits.output_bytes),
-        )
-
-    def _patience_ms(self, workers: object) -> float:
-        return STRAGGLER_S * 1000 if self._todo else 60_000
+            stdin = self._stdin[share.indices[0]] if self._stdin else b""
+            return Task(sources=sources, stdin=stdin, limits=self._limits, more=more)
+        return Task(sources=sources, grouped=True, limits=self._limits, more=more)
 
     def _collect(self, worker: _Worker) -> None:
-        data = worker.box.python_channel.exclusive.recv(READ_BYTES)
-        if not data:
-            raise WireError("the box ended")
-        for frame in worker.reader.feed(data):
-            task = worker.running.get(frame.id)
-            if task is None:
-                raise WireError("the box answered a request that was not made")
-            # Parsed before it is taken off the list: what a broken box was running must not be lost with it.
-            if frame.op == wire.Op.OUTPUT:
-                worker.outputs[frame.id].add(frame.body)
-            elif frame.op == wire.Op.DONE:
-                done = wire.parse_done(frame.body, worker.outputs[frame.id])
-                del worker.running[frame.id], worker.outputs[frame.id]
-                self._finish(task, done)
-            elif frame.op == wire.Op.ERROR:
-                number, step = wire.parse_error(frame.body)
-                del worker.running[frame.id], worker.outputs[frame.id]
-                self._again(task, f"box {worker.box.id} could not {step}: {os.strerror(number)}")
-            else:
-                raise WireError("the box sent something else than a report")
-
-    def _finish(self, task: _Task, done: wire.Done) -> None:
-        if self._group is None:
-            return self._settle(task.indices[0], session.program_result(done, self._limits))
-        records = wire.parse_records(done.result, len(task.indices))
-        for index, record in zip(task.indices, records, strict=False):
-            self._settle(index, group_result(record, self._limits))
-        rest = task.indices[len(records) :]
-        if not rest:
-            return None
-        # The first without a record broke the process; the ones behind it have not run.
-        culprit = outcome.result_of(done._replace(stdout=b"", stderr=b""), self._limits, what="the program")
-        if culprit.ok:
-            culprit = outcome.result_of(done._replace(wstatus=1 << 8), self._limits, what="the program")
-        self._settle(rest[0], culprit)
-        if rest[1:]:
-            self._todo.appendleft(_Task(rest[1:]))
-        return None
+        for ended in worker.lane.collect():
+            share = worker.running.pop(ended.key)
+            if ended.failure:
+                self._again(share, ended.failure)
+                continue
+            for index, result in zip(share.indices, ended.results, strict=False):
+                self._settle(index, result)
+            if rest := share.indices[len(ended.results) :]:
+                self._todo.appendleft(_Share(rest))
 
     def _settle(self, index: int, result: Result) -> None:
         self._results[index] = result
@@ -471,21 +417,20 @@ class _Batch:
         if self._progress is not None:
             self._progress(self._done, len(self._programs))
 
-    def _again(self, task: _Task, why: str) -> None:
-        if task.tries >= TRIES:
-            raise BoxLost(f"program {task.indices[0]}: {why} ({TRIES} tries)", retry=Retry.UNKNOWN)
-        self._todo.appendleft(task)
+    def _again(self, share: _Share, why: str) -> None:
+        if share.tries >= TRIES:
+            raise BoxLost(f"program {share.indices[0]}: {why} ({TRIES} tries)", retry=Retry.UNKNOWN)
+        self._todo.appendleft(share)
 
-    def _lose(self, workers: dict[int, _Worker], poll: select.poll, fd: int) -> None:
+    def _lose(self, fd: int) -> None:
         """A box is gone: what ran in it is given to another."""
-        worker = workers.pop(fd)
-        poll.unregister(fd)
-        for task in worker.running.values():
-            self._again(task, f"box {worker.box.id} was lost")
+        worker = self._workers.pop(fd)
+        self._poll.unregister(fd)
+        for share in worker.running.values():
+            self._again(share, f"box {worker.box.id} was lost")
         box = self._pool.replace(worker.box)
         self._boxes[self._boxes.index(worker.box)] = box
-        workers[box.python_channel.exclusive.fileno()] = self._worker(box)
-        poll.register(box.python_channel.exclusive.fileno(), select.POLLIN)
+        self._add(box)
 
 
 def _cut(programs: Sequence[str], size: int) -> Iterator[list[int]]:
@@ -500,25 +445,3 @@ def _cut(programs: Sequence[str], size: int) -> Iterator[list[int]]:
         room -= len(program)
     if group:
         yield group
-
-
-def group_result(record: bytes, limits: Limits) -> Result:
-    """What the runner inside a group's process wrote of one program: the guest's word, in our shape."""
-    broken = Result(
-        verdict=Verdict.EXIT,
-        exit_code=1,
-        signal=None,
-        stdout=b"",
-        stderr=b"",
-        usage=Usage(cpu_s=0, wall_s=0, peak_mb=0, bytes=0),
-        detail="the program broke the report of its group",
-    )
-    if len(record) < RECORD.size:
-        return broken
-    said, code, cpu_s, wall_s, out, err = RECORD.unpack_from(record)
-    if len(record) != RECORD.size + out + err or not 0 <= code <= 255 or not 0 <= cpu_s < 1e9 or not 0 <= wall_s < 1e9:
-        return broken
-    stdout, stderr = record[RECORD.size : RECORD.size + out], record[RECORD.size + out :]
-    ended = wire.Ended.OUTPUT if said == b"O" else wire.Ended.SELF
-    done = wire.Done(ended, code << 8, 0, 0, int(wall_s * 1e9), int(cpu_s * 1e9), 0, out + err, 1, stdout, stderr, b"")
-    return outcome.result_of(done, limits, said=said.decode("latin-1"), what="the program")

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
-import fcntl
 import os
 import select
 import signal as signals
-import struct
-import termios
 import time
 import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from harena.errors import BoxClosed, SpecError
-from harena.sandbox import outcome, owner, wire
-from harena.sandbox.channel import Channel, NoAnswer
+from harena.sandbox import owner
 from harena.sandbox.spec import Limits, Result
 
 CHUNK = 65536
@@ -26,12 +23,40 @@ TICK_S = 1.0
 """How often a blocked write looks whether the process was closed meanwhile."""
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the host saw of a process's output."""
+
+    count: int
+    over: bool
+    """More than the limit."""
+    tail: bytes
+    """The end of its standard error: the verdict looks there for what it complained of."""
+
+
+class Control(Protocol):
+    """A process as its backend has it; the streams are descriptors of the host."""
+
+    def signal(self, number: int) -> None:
+        """To the first process; 0 ends the whole tree. Does nothing when it has ended."""
+        ...
+
+    def resize(self, rows: int, cols: int) -> None: ...
+
+    def wait(self, timeout_s: float, written: Written) -> Result:
+        """How it ended, without its output. TimeoutError when it has not."""
+        ...
+
+    def forget(self) -> None:
+        """Nobody will wait for it."""
+        ...
+
+
 class Budget:
     """How much a process may still write, both streams together. Going over it ends the process."""
 
-    def __init__(self, channel: Channel, id: int, left: int) -> None:
-        self._channel = channel
-        self._id = id
+    def __init__(self, control: Control, left: int) -> None:
+        self._control = control
         self.left = left
         self.over = False
 
@@ -44,7 +69,7 @@ class Budget:
         return taken
 
     def kill(self) -> None:
-        self._channel.request(wire.Op.KILL, struct.pack("<II", self._id, 0))
+        self._control.signal(0)
 
 
 class Stream:
@@ -110,8 +135,7 @@ class Process:
 
     def __init__(
         self,
-        channel: Channel,
-        id: int,
+        control: Control,
         limits: Limits,
         what: str,
         *,
@@ -120,11 +144,10 @@ class Process:
         stderr: int | None,
         pty: bool,
     ) -> None:
-        self._channel = channel
-        self._id = id
+        self._control = control
         self._limits = limits
         self._what = what
-        self._budget = Budget(channel, id, limits.output_bytes)
+        self._budget = Budget(control, limits.output_bytes)
         self._result: Result | None = None
         self._closed = False
         self._pty = pty
@@ -165,8 +188,7 @@ class Process:
 
     def send_signal(self, number: int) -> None:
         """To the first process alone; `kill` ends all of them. Does nothing when it has ended."""
-        signals.Signals(number)
-        self._channel.request(wire.Op.KILL, struct.pack("<II", self._id, number))
+        self._control.signal(signals.Signals(number))
 
     def kill(self) -> None:
         """Ends the whole tree of processes."""
@@ -178,7 +200,7 @@ class Process:
         if not self._pty:
             raise SpecError("resize: the process was not started with pty=True")
         if self.stdout.fileno() >= 0:
-            fcntl.ioctl(self.stdout.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+            self._control.resize(rows, cols)
 
     def wait(self, timeout_s: float | None = None) -> Result:
         """Its end, with what was not read yet. TimeoutError when it has not ended in time; it goes on."""
@@ -191,19 +213,15 @@ class Process:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._drain(deadline)
         left = self._limits.wall_s + 30 if deadline is None else max(0.05, deadline - time.monotonic())
+        budget, complaints = self._budget, (self.stderr or self.stdout).tail
+        written = Written(self._limits.output_bytes - budget.left, budget.over, complaints)
         try:
-            done = outcome.done_of(self._channel.wait(self._id, left), self._what)
-        except NoAnswer:
+            result = self._control.wait(left, written)
+        except TimeoutError:
             raise TimeoutError(f"{self._what} has not ended in time; it goes on") from None
-        self._channel.forget(self._id)
-        done = done._replace(
-            stderr=(self.stderr or self.stdout).tail,
-            written=self._limits.output_bytes - self._budget.left,
-            ended=wire.Ended.OUTPUT if self._budget.over else done.ended,
-        )
-        result = outcome.result_of(done, self._limits, what=self._what)
+        self._control.forget()
         stdout, stderr = b"".join(self.stdout), b"".join(self.stderr or ())
-        self._result = dataclasses.replace(result, stdout=stdout, stderr=stderr)
+        self._result = replace(result, stdout=stdout, stderr=stderr)
         self.close()
         return self._result
 
@@ -216,7 +234,7 @@ class Process:
         if self._result is None:
             with contextlib.suppress(Exception):
                 self.kill()
-                self._channel.forget(self._id)
+                self._control.forget()
         self._closed = True
         self.close_stdin()
         self.stdout.close()

@@ -20,7 +20,7 @@ from harena.arena.submissions.evaluate import Cancelled, Status
 from harena.errors import BoxError, SpecError
 from harena.match.agent import packages as agent_packages
 from harena.match.run.seat import printable
-from harena.sandbox.session import Sandbox
+from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import MB, Limits, Result, Spec, Verdict
 
 LIMITS = Limits(wall_s=300, cpu_s=150, memory_mb=512, processes=50, output_bytes=8 * MB)

@@ -46,7 +46,7 @@ from harena.match.agent import load as agents
 from harena.match.agent import validate
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, SeatStatus
 from harena.match.run.runner import Runner
-from harena.sandbox.session import Sandbox
+from harena.sandbox.box import Sandbox
 
 JOBS = ("evaluate", "script", "enter")
 PART_OF_QUEUE = 4

@@ -19,12 +19,12 @@ import threading
 import time
 from pathlib import Path
 
-from harena.backends.local import bubblewrap, cgroups, plan, registry, seccomp, users
+from harena.backends.local import bubblewrap, cgroups, guest, plan, registry, seccomp, users, wire
+from harena.backends.local.box import Lineage, LocalBox
+from harena.backends.local.channel import Channel
 from harena.errors import BoxLost, IsolationUnavailable, StartTimeout, WireError
-from harena.sandbox import guest, wire
 from harena.sandbox.backend import Capabilities
-from harena.sandbox.channel import Channel
-from harena.sandbox.spec import Spec
+from harena.sandbox.spec import Limits, Spec
 
 NATIVE = Path(__file__).parent / "native"
 LAUNCHER = NATIVE / "harena-box"
@@ -51,16 +51,17 @@ class LocalBackend:
             forks=self._bwrap is None,
         )
 
-    def create(self, spec: Spec, *, start_s: float) -> LocalBox:
+    def create(self, spec: Spec, *, limits: Limits, start_s: float) -> LocalBox:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         if 0 <= most < MIN_DESCRIPTORS:  # else there are enough, or no limit at all
             raise _few_descriptors(f"a process may open {most} files here, a box needs {MIN_DESCRIPTORS}")
         try:
-            return LocalBox(spec, start_s=start_s, bwrap=self._bwrap)
+            lineage = Lineage(Enclosure(spec, start_s=start_s, bwrap=self._bwrap))
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             raise _few_descriptors("this process has no descriptor left for a box") from None
+        return LocalBox(lineage, spec=spec, limits=limits)
 
 
 def _few_descriptors(missing: str) -> IsolationUnavailable:
@@ -85,7 +86,7 @@ def choose_launcher() -> Path | None:
     return bwrap
 
 
-class LocalBox:
+class Enclosure:
     def __init__(self, spec: Spec, *, start_s: float, bwrap: Path | None = None) -> None:
         self.id = secrets.token_hex(6)
         self.spec = spec

@@ -20,7 +20,7 @@ from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
 from harena.match.replay import replay
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
 from harena.match.run.seat import Fault, MatchTimeout, Place, Seat, box_spec
-from harena.sandbox.session import Sandbox
+from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import Limits, Spec
 
 Event = dict[str, Any]

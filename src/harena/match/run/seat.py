@@ -10,9 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
-import select
-import socket
 import struct
 import time
 from collections import deque
@@ -24,17 +21,14 @@ from harena.errors import BoxLost
 from harena.match import spaces
 from harena.match.agent import packages
 from harena.match.result import AgentCode, Clock, SeatStatus
-from harena.sandbox.session import Sandbox
+from harena.sandbox.backend import MAX_PACKET
+from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import Limits, Mount, Result, Spec, Verdict
-from harena.sandbox.talk import Talk
 
 FOLDER = "/opt/harena"
 SOURCE = "import harena_harness\nharena_harness.main()\n"
 WALL_FACTOR, WALL_SLACK_S = 2.0, 0.25
 """A question may take so much longer by the wall clock than by the processor's before it counts as a timeout."""
-QUICK_US = 1000
-"""An answer that comes within this (the kernel rounds up to its tick) needs no look at clocks, nor others frozen."""
-SEND_S = 2
 ENDING_S = 1.0
 """One that has hung up is given so long to end, so that the box can say how it did."""
 LOOK_S = 0.25
@@ -42,8 +36,6 @@ LOOK_S = 0.25
 SUSPICIOUS_NS = 2_000_000
 """Waiting for longer than this while using no time: it sleeps, or others work for it."""
 MAX_ANSWER = 16 << 20
-RECEIVE = 1 << 16
-"""A packet longer than this comes in pieces, or is cut and refused."""
 MAX_LINE = 1 << 20
 NOT_TOLD = frozenset({"entry", "command", "seeds", "stays"})
 """Fields of the start message that commands do not get."""
@@ -103,14 +95,9 @@ class Seat:
         self._is_command = False
         self._start: dict[str, Any] = {}
         self._log = Log(0, 0)
-        self._talk = box.talk(SOURCE, limits=limits)
-        self._sock = self._talk.sock
-        self._poll = select.poll()
-        self._watch_socket()
-        self._poll.register(self._talk.log, select.POLLIN)
+        self._talk = box.converse(SOURCE, limits=limits)
         self._line = b""
         self._others_ns = 0
-        self._frozen_others = False
         self.frozen = False
 
     def sit(self, code: AgentCode, place: Place, cpus: set[int], look: Callable[[], None]) -> None:
@@ -152,30 +139,14 @@ class Seat:
             self._send_file(path, data)
         start = b"I" + json.dumps(self._start).encode()
         if code.command:
-            self._hand_over_stdio(start)
+            self._talk.become_stream(start)  # a command speaks by lines
         else:
             self._send(start)
-
-    def _hand_over_stdio(self, start: bytes) -> None:
-        """A command speaks by lines, on a stream of its own."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._sock, [start], [theirs.fileno()])
-        self._poll.unregister(self._fd)
-        self._sock = ours
-        self._watch_socket()
-
-    def _watch_socket(self) -> None:
-        self._fd = self._sock.fileno()
-        # One that does not read what it is sent must not hold us up; its answer will not come either.
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, QUICK_US))
-        self._poll.register(self._fd, select.POLLIN)
 
     def _send_file(self, path: str, data: bytes) -> None:
         name = path.encode()
         head = struct.pack("<I", len(name)) + name
-        step = Talk.MAX_PACKET - len(head) - 1
+        step = MAX_PACKET - len(head) - 1
         for at in range(0, len(data) or 1, step):
             self._send((b"f" if at else b"F") + head + data[at : at + step])
 
@@ -219,8 +190,8 @@ class Seat:
             if self._is_command:
                 value = self.place.observation.decode_all(observation)
                 self._put_line({"type": "act", "observation": self.place.observation.to_json(value)})
-            elif len(observation) < Talk.MAX_PACKET:
-                self._sock.send(b"A" + observation)
+            elif len(observation) < MAX_PACKET:
+                self._talk.send(b"A" + observation)
             else:
                 self._send(b"A" + observation)
         except OSError:
@@ -235,15 +206,13 @@ class Seat:
             when_slow()  # to start a line of JSON takes longer than to stop the others
             data = self._command_answer(match_deadline)
         else:
-            try:
-                data = self._sock.recv(RECEIVE)
-                if data[:1] in (b"M", b"x", b""):
-                    data = self._rest_of(data, match_deadline, self._move_ns + self.bank_ns, "a move")
-            except BlockingIOError:
+            # An answer that comes at once needs no look at clocks, nor others frozen.
+            data = self._talk.receive_soon()
+            if data is None:
                 when_slow()
                 data = self._receive(match_deadline, self._move_ns + self.bank_ns, "a move")
-            except ConnectionResetError:  # see _packet
-                data = self._receive(match_deadline, self._move_ns + self.bank_ns, "a move")
+            elif data[:1] in (b"M", b"x", b""):
+                data = self._rest_of(data, match_deadline, self._move_ns + self.bank_ns, "a move")
             if data[:1] != b"a":
                 raise Fault(SeatStatus.PROTOCOL, "it sent something that is no action")
             data = data[1:]
@@ -310,8 +279,8 @@ class Seat:
 
     # ---- the clock ----
 
-    def _wait(self, deadline: float, cpu_ns: int | None, what: str) -> None:
-        """Until there is something to read. Time over: Fault."""
+    def _wait(self, deadline: float, cpu_ns: int | None, what: str) -> bytes:
+        """For the next bytes; b"" when it is gone. Time over: Fault."""
         started = time.monotonic()
         cap = deadline if cpu_ns is None else min(deadline, started + cpu_ns / 1e9 * WALL_FACTOR + WALL_SLACK_S)
         while True:
@@ -329,11 +298,11 @@ class Seat:
                 if used > cpu_ns:
                     raise self._too_slow(what, used)
                 left = min(left, max(0.001, (cpu_ns - used) / 1e9))
-            for fd, _ in self._poll.poll(left * 1000 + 1):
-                if fd == self._fd:
-                    self._waited_ns = int((time.monotonic() - started) * 1e9)
-                    return
-                self._read_log()
+            data = self._talk.receive(left + 0.001)
+            if data is not None:
+                self._waited_ns = int((time.monotonic() - started) * 1e9)
+                return data
+            self._read_log()
 
     def _late(self, cpu_ns: int | None, what: str, used_ns: int, waited_s: float, *, by_match: bool) -> Fault:
         if cpu_ns is None:
@@ -349,32 +318,24 @@ class Seat:
     def freeze(self) -> None:
         """While it is not its turn it stands still, and all that it started."""
         self.frozen = True
-        with contextlib.suppress(OSError):
-            self._talk.freeze()
-        if self._talk.others():
-            self._talk.freeze_others()
-            self._frozen_others = True
+        self._talk.freeze()
 
     def _thaw(self) -> None:
         self.frozen = False
-        with contextlib.suppress(OSError):
-            self._talk.thaw()
-        if self._frozen_others:
-            self._talk.thaw_others()
-            self._frozen_others = False
+        self._talk.thaw()
 
     # ---- packets and lines ----
 
     def _send(self, data: bytes) -> None:
         head, body = data[:1], data[1:]
-        while len(body) > Talk.MAX_PACKET:
-            self._sock.send(b"M" + body[: Talk.MAX_PACKET])
-            body = body[Talk.MAX_PACKET :]
-        self._sock.send(head + body)
+        while len(body) > MAX_PACKET:
+            self._talk.send(b"M" + body[:MAX_PACKET])
+            body = body[MAX_PACKET:]
+        self._talk.send(head + body)
 
     def _receive(self, deadline: float, cpu_ns: int | None, what: str) -> bytes:
         """One packet of the harness, put together where it came in pieces."""
-        return self._rest_of(self._packet(deadline, cpu_ns, what), deadline, cpu_ns, what)
+        return self._rest_of(self._wait(deadline, cpu_ns, what), deadline, cpu_ns, what)
 
     def _rest_of(self, data: bytes, deadline: float, cpu_ns: int | None, what: str) -> bytes:
         parts: list[bytes] = []
@@ -390,16 +351,7 @@ class Seat:
             if total > MAX_ANSWER:
                 raise Fault(SeatStatus.PROTOCOL, "it sent an endless answer")
             parts.append(data[1:])
-            data = self._packet(deadline, cpu_ns, what)
-
-    def _packet(self, deadline: float, cpu_ns: int | None, what: str) -> bytes:
-        while True:
-            try:
-                return self._sock.recv(RECEIVE, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                self._wait(deadline, cpu_ns, what)
-            except ConnectionResetError:
-                continue  # it ended before it read all; what it sent before that is still to come, and then the end
+            data = self._wait(deadline, cpu_ns, what)
 
     def _given_up(self, data: bytes) -> Fault:
         """The harness says why the agent cannot go on: words of a stranger, believed because they only hurt itself."""
@@ -427,15 +379,11 @@ class Seat:
 
     def _put_line(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            self._sock.sendall(json.dumps(message).encode() + b"\n")
+            self._talk.send(json.dumps(message).encode() + b"\n")
 
     def _get_line(self, deadline: float, what: str, cpu_ns: int | None = None) -> dict[str, Any]:
         while b"\n" not in self._line:
-            self._wait(deadline, cpu_ns, what)
-            try:
-                data = self._sock.recv(65536)
-            except OSError:
-                data = b""
+            data = self._wait(deadline, cpu_ns, what)
             if not data:
                 raise self._gone()
             self._line += data
@@ -454,23 +402,12 @@ class Seat:
     # ---- end ----
 
     def _read_log(self) -> None:
-        try:
-            data = os.read(self._talk.log, 65536)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            with contextlib.suppress(KeyError):
-                self._poll.unregister(self._talk.log)
-            return
-        if not self._log.add(data):
+        if not self._log.add(self._talk.read_log()):
             raise Fault(SeatStatus.OUTPUT, f"it printed more than {self.place.output_bytes} bytes")
 
     def _take_log(self) -> None:
-        with contextlib.suppress(OSError):
-            while (data := os.read(self._talk.log, 65536)) and self._log.add(data):
-                pass
+        while (data := self._talk.read_log()) and self._log.add(data):
+            pass
 
     def _end(self) -> Result | None:
         if self._ended:
@@ -481,8 +418,6 @@ class Seat:
             return self._talk.end(ENDING_S)
         except BoxLost:
             return None
-        finally:
-            self._sock.close()
 
     def close(self) -> None:
         if not self._ended:
@@ -491,7 +426,6 @@ class Seat:
                 self._put_line({"type": "end"})
             self._take_log()
             self._talk.drop()
-            self._sock.close()
 
     def rest(self) -> bool:
         """After a game; False when it cannot play another one."""

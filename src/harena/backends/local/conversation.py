@@ -1,6 +1,6 @@
-"""A process in a box that the host talks to, packet by packet, and whose processor time it counts: Sandbox.talk.
+"""A process in a box that the host exchanges packets with, and whose processor time it counts.
 
-Promises: the process that is timed, frozen and pinned is the one that was started, by the kernel's word and not its
+Guarantees: the process that is timed, frozen and pinned is the one that was started, by the kernel's word and not its
 own; `end` ends it and all it started. Does not believe or parse what comes over the socket: the caller must.
 """
 
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
 import time
 import weakref
 
+from harena.backends.local import outcome, wire
+from harena.backends.local.channel import Channel, NoAnswer
 from harena.errors import BoxError, BoxLost, WireError
-from harena.sandbox import outcome, owner, wire
-from harena.sandbox.channel import Channel, NoAnswer
+from harena.sandbox import owner
 from harena.sandbox.spec import Limits, Result
 
 START_S = 30.0
@@ -24,20 +26,29 @@ _CREDENTIALS = struct.Struct("3i")
 _BUFFER = 212_992
 """What Linux lets anybody ask for by default; it then allows twice that."""
 _MAX_OTHERS = 512
+QUICK_US = 1000
+"""How long `receive_soon` waits (the kernel rounds up to its tick)."""
+SEND_S = 2
+"""One that does not read what it is sent must not hold us up; its answer will not come either."""
+RECEIVE = 1 << 16
+"""A packet longer than this comes in pieces, or is cut and refused."""
+LOG_BYTES = 1 << 16
 
 
-class Talk:
-    MAX_PACKET = 400_000
-
+class LocalConversation:
     def __init__(self, channel: Channel, job: int, limits: Limits, box: str, sock: socket.socket, log: int) -> None:
         self._channel = channel
         self._job = job
         self._box = box
-        self.limits = limits
-        self.sock = sock
-        self.log = log
-        """What it prints, both streams; non-blocking. Left unread, it makes the process wait."""
-        self.pid = 0
+        self._limits = limits
+        self._sock = sock
+        self._log = log
+        """What it prints, both streams; non-blocking."""
+        self._stream: socket.socket | None = None
+        self._poll = select.poll()
+        self._poll.register(log, select.POLLIN)
+        self._watch(sock)
+        self._pid = 0
         """As this process numbers it."""
         self._pidfd = -1
         self._clock = 0
@@ -47,7 +58,7 @@ class Talk:
         self._owner = owner.register(self)
 
     @classmethod
-    def start(cls, channel: Channel, spawn: wire.Spawn, limits: Limits, box: str) -> Talk:
+    def start(cls, channel: Channel, spawn: wire.Spawn, limits: Limits, box: str) -> LocalConversation:
         """Asks for the process; `met` waits for it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         log, log_theirs = os.pipe()
@@ -68,7 +79,7 @@ class Talk:
             os.close(null)
         return cls(channel, job, limits, box, ours, log)
 
-    def met(self) -> Talk:
+    def met(self) -> LocalConversation:
         """Itself, once the process is there and known."""
         self._check()
         try:
@@ -76,15 +87,72 @@ class Talk:
             if frame.op != wire.Op.STARTED:
                 outcome.done_of(frame, self._box)
                 raise WireError("the box did not say that the process was started")
-            self.pid = _first_word(self.sock, self._box)
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+            self._pid = _first_word(self._sock, self._box)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
             with contextlib.suppress(ProcessLookupError):  # it may have ended already
-                self._pidfd = os.pidfd_open(self.pid)
-            self._clock = (~self.pid << 3) | 2  # as clock_getcpuclockid(3) makes it
+                self._pidfd = os.pidfd_open(self._pid)
+            self._clock = (~self._pid << 3) | 2  # as clock_getcpuclockid(3) makes it
             return self
         except BaseException:
             self.drop()
             raise
+
+    # ---- packets ----
+
+    def _watch(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, QUICK_US))
+        self._fd = sock.fileno()
+        self._poll.register(self._fd, select.POLLIN)
+
+    def send(self, packet: bytes) -> None:
+        if self._stream is not None:
+            return self._stream.sendall(packet)
+        self._sock.send(packet)
+        return None
+
+    def receive_soon(self) -> bytes | None:
+        try:
+            return (self._stream or self._sock).recv(RECEIVE)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:  # it ended before it read all; what it sent before that is still to come
+            return self.receive_soon()
+
+    def receive(self, wait_s: float) -> bytes | None:
+        sock = self._stream or self._sock
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                return sock.recv(RECEIVE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+                if not any(fd == self._fd for fd, _ in ready):
+                    return None
+            except ConnectionResetError:
+                continue  # as above; the end comes after it
+
+    def become_stream(self, packet: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._sock, [packet], [theirs.fileno()])
+        self._poll.unregister(self._fd)
+        self._stream = ours
+        self._watch(ours)
+
+    def read_log(self) -> bytes:
+        try:
+            data = os.read(self._log, LOG_BYTES)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""
+        if not data:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(self._log)  # nobody can print any more
+        return data
+
+    # ---- time ----
 
     def cpu_ns(self) -> int:
         """Of all its threads, exactly; 0 once it has ended."""
@@ -95,15 +163,10 @@ class Talk:
 
     def freeze(self) -> None:
         self._check()
-        signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._check()
-        signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
-
-    def freeze_others(self) -> None:
-        """The processes it has started, too. They may start more meanwhile: looks until all that are there stand."""
-        self._check()
+        if self._pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGSTOP)
+        # What it has started may start more meanwhile: looks until all that are there stand.
         frozen: set[int] = set()
         while new := set(self.others()) - frozen:
             for pid in new:
@@ -112,8 +175,11 @@ class Talk:
             frozen |= new
         self._frozen_others = [*frozen]
 
-    def thaw_others(self) -> None:
+    def thaw(self) -> None:
         self._check()
+        if self._pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
         for pid in self._frozen_others:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
@@ -122,17 +188,17 @@ class Talk:
     def others(self) -> list[int]:
         """What else runs in its pid namespace: all that it started, orphans included. They hang below the namespace's
         init, which is its parent."""
-        parent = _parent(self.pid)
+        parent = _parent(self._pid)
         found: list[int] = []
         level = [parent] if parent > 1 else []
         while level and len(found) < _MAX_OTHERS:
             level = [child for pid in level for child in _children(pid)]
             found += level
-        return [pid for pid in found if pid != self.pid]
+        return [pid for pid in found if pid != self._pid]
 
     def others_cpu_ns(self) -> int:
         """Of the processes it has started, those that have ended and were waited for included (by the tick)."""
-        total = _waited_ns(self.pid)
+        total = _waited_ns(self._pid)
         for pid in self.others():
             with contextlib.suppress(OSError):
                 total += time.clock_gettime_ns((~pid << 3) | 2)
@@ -142,7 +208,7 @@ class Talk:
         """It cannot undo that, nor can what it starts later."""
         self._check()
         with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(self.pid, cpus)
+            os.sched_setaffinity(self._pid, cpus)
 
     def end(self, patience_s: float = 0.0) -> Result:
         """Ends it if it has not ended by itself within `patience_s`; how it ended, as the box saw it."""
@@ -156,15 +222,17 @@ class Talk:
             if frame is None:
                 self._channel.request(wire.Op.KILL, struct.pack("<II", self._job, 0))
                 frame = self._channel.wait(self._job, START_S)
-            done = outcome.done_of(frame, "of a talk")
+            done = outcome.done_of(frame, self._box)
             if killed:
                 done = done._replace(ended=wire.Ended.HOST)
-            return outcome.result_of(done, self.limits, what="the process")
+            return outcome.result_of(done, self._limits, what="the process")
         finally:
             self._let_go()
 
     def drop(self) -> None:
         """Ends it without waiting for that: nobody asks how it went."""
+        if not self._release.alive:
+            return
         try:
             with contextlib.suppress(BoxError):
                 self._channel.tell(wire.Op.KILL, struct.pack("<II", self._job, 0))
@@ -181,6 +249,8 @@ class Talk:
 
     def abandon(self) -> None:
         self._release()
+        if self._stream is not None:
+            self._stream.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from harena.backends.local import outcome, wire
+from harena.backends.local.channel import Channel, NoAnswer
 from harena.errors import BoxClosed, BoxError, BoxLost, Retry, WireError
-from harena.sandbox import outcome, owner, wire
-from harena.sandbox.channel import Channel, NoAnswer
+from harena.sandbox import owner
 from harena.sandbox.spec import Limits, Result, Usage, Verdict
 
 FORK_S = 60.0

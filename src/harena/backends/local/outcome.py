@@ -6,8 +6,8 @@ import errno
 import os
 import signal
 
+from harena.backends.local import wire
 from harena.errors import BoxError, BoxLost, Retry
-from harena.sandbox import wire
 from harena.sandbox.spec import Limits, Result, Usage, Verdict
 
 HIT_PROCESSES, HIT_MEMORY, SEEN_AT_PROCESSES = 1, 2, 4

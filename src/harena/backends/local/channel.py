@@ -17,8 +17,9 @@ import threading
 import time
 from collections import deque
 
+from harena.backends.local import wire
 from harena.errors import BoxError, BoxLost, Retry, WireError, WrongProcess
-from harena.sandbox import owner, wire
+from harena.sandbox import owner
 
 READ_BYTES = 1 << 16  # a larger one is mapped and unmapped by malloc for each read
 MAX_ANSWERS = 4

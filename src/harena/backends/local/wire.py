@@ -13,6 +13,7 @@ import math
 import re
 import socket
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -230,7 +231,7 @@ def parse_records(data: bytes, limit: int) -> list[bytes]:
     return records
 
 
-def encode_call(message: dict[str, Any], blob: bytes = b"") -> bytes:
+def encode_call(message: Mapping[str, Any], blob: bytes = b"") -> bytes:
     text = json.dumps(message, separators=(",", ":")).encode()
     return U32.pack(len(text)) + text + blob
 

@@ -1,0 +1,305 @@
+"""A box as its user sees it: run commands and Python in it, move files, take snapshots, fork it, close it.
+
+Guarantees: after `close` nothing of the box is left; what a guest does is a value, what the platform fails at is an
+exception. Does not isolate: backends do. Any method may be called from any thread; runs of the interpreter take turns.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from harena.errors import BoxClosed, SpecError
+from harena.sandbox import backend as backends
+from harena.sandbox import owner
+from harena.sandbox.alarm import ALARM
+from harena.sandbox.backend import Conversation, Programs, Stop
+from harena.sandbox.files import MAX_ENTRIES, Files, Snapshot
+from harena.sandbox.process import Process
+from harena.sandbox.spec import MB, Clocks, FileInfo, Limits, Result, Spec
+
+MAX_FORKS = 32
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _touches(method: Callable[Concatenate[Sandbox, P], T]) -> Callable[Concatenate[Sandbox, P], T]:
+    """Refuses on a closed box, and keeps the idle clock from running while the call does."""
+
+    @functools.wraps(method)
+    def wrapped(self: Sandbox, *args: P.args, **kwargs: P.kwargs) -> T:
+        self.begin_call()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.end_call()
+
+    return wrapped
+
+
+class Sandbox:
+    def __init__(
+        self,
+        spec: Spec | None = None,
+        *,
+        backend: str = "local",
+        limits: Limits | None = None,
+        clocks: Clocks | None = None,
+    ) -> None:
+        self.spec = spec or Spec()
+        self.limits = limits or Limits()
+        self.clocks = clocks or Clocks()
+        made = backends.load(backend).create(self.spec, limits=self.limits, start_s=self.clocks.start_s)
+        self._set_up(made, parent=None)
+
+    def _set_up(self, box: backends.Box, *, parent: Sandbox | None) -> None:
+        self.id = box.id
+        self.lineage: tuple[str, ...] = () if parent is None else (*parent.lineage, parent.id)
+        """The ids of the boxes this one was forked from, the oldest first."""
+        self.left_behind = 0
+        """Processes of the parent that a fork did not take along."""
+        self.on_close: Callable[[], object] | None = None
+        self._box = box
+        self._files = Files(box.ask_files)
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._used_at = time.monotonic()
+        self._closed: str | None = None
+        self._owner = os.getpid()
+        self._start_clocks()
+
+    # ---- commands ----
+
+    @_touches
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+        stop: Stop | None = None,
+    ) -> Result:
+        """Runs a command to its end. What it left running ends with it; `start` is for what should stay. With `stop`
+        another thread can end it; so for `run` and `call`."""
+        _check_command(argv, env, cwd)
+        limits = limits or self.limits
+        return self._box.exec(argv, stdin=stdin, env=env or {}, cwd=cwd or "", limits=limits, stop=stop)
+
+    @_touches
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+        pty: bool = False,
+        rows: int = 24,
+        cols: int = 80,
+    ) -> Process:
+        """Starts a command and returns at once. With `pty` it has a terminal, and stderr comes with stdout."""
+        _check_command(argv, env, cwd)
+        limits = limits or self.limits
+        return self._box.start(argv, env=env or {}, cwd=cwd or "", limits=limits, pty=pty, rows=rows, cols=cols)
+
+    # ---- Python ----
+
+    @_touches
+    def run(self, source: str, *, limits: Limits | None = None, stop: Stop | None = None) -> Result:
+        """Runs source in the box's persistent interpreter, which keeps its variables until it ends. Time and output
+        are limited per run; memory and processes are those of the box's limits, set when the interpreter starts."""
+        return self._box.run(source, limits=limits or self.limits, stop=stop)
+
+    @_touches
+    def call(
+        self,
+        source: str,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        limits: Limits | None = None,
+        stop: Stop | None = None,
+    ) -> Result:
+        """Calls a function that source defines, in a process of its own, with JSON arguments; `value` is its answer."""
+        if not name.isidentifier():
+            raise SpecError(f"call {name!r}: not the name of a function")
+        return self._box.call(source, name, args, kwargs or {}, limits=limits or self.limits, stop=stop)
+
+    @_touches
+    def programs(self) -> Programs:
+        """For the pool, which runs many programs side by side and uses the box for nothing else meanwhile."""
+        return self._box.programs()
+
+    @_touches
+    def converse(self, source: str, *, limits: Limits | None = None) -> Conversation:
+        """Runs source in a process of its own, on empty files of its own, that exchanges packets with the caller:
+        over descriptor 5 in there, by `send` and `receive` out here. The clocks of `limits` are left to the caller, and
+        so is the end: `Conversation.end`. Returns before the process is there: `Conversation.met` waits for it."""
+        return self._box.converse(source, limits=limits or self.limits)
+
+    # ---- forks ----
+
+    @_touches
+    def fork(self, count: int = 1) -> list[Sandbox]:
+        """Boxes that go on from here: the interpreter's memory and the files of the workspace and /tmp go along, copy
+        on write and copied. Other processes stay behind (`left_behind` of a fork says how many), and so do threads.
+        A file that the interpreter holds open is shared with its forks, as after any fork. Forks outlive this box."""
+        if not 1 <= count <= MAX_FORKS:
+            raise SpecError(f"fork({count}): from 1 to {MAX_FORKS} at once")
+        return [self._adopt(forked) for forked in self._box.fork(count)]
+
+    def _adopt(self, forked: backends.Forked) -> Sandbox:
+        box = Sandbox.__new__(Sandbox)
+        box.spec, box.limits, box.clocks = self.spec, self.limits, self.clocks
+        box._set_up(forked.box, parent=self)
+        box.left_behind = forked.left_behind
+        return box
+
+    # ---- files ----
+
+    @_touches
+    def read(self, path: str, max_bytes: int = 16 * MB) -> bytes:
+        """A file's contents; BoxFileTooLarge when there is more than the cap."""
+        return self._files.read(path, max_bytes)
+
+    @_touches
+    def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
+        """Replaces a file in one step; its folders are made."""
+        self._files.write(path, data.encode() if isinstance(data, str) else data, mode)
+
+    @_touches
+    def list(self, path: str = ".", *, recursive: bool = False, max_entries: int = MAX_ENTRIES) -> list[FileInfo]:
+        return self._files.list(path, recursive=recursive, max_entries=max_entries)
+
+    @_touches
+    def sha256(self, path: str) -> str:
+        """The digest of a file, computed in the box."""
+        return self._files.sha256(path)
+
+    @_touches
+    def remove(self, path: str) -> None:
+        """A file, or a folder with all it holds."""
+        self._files.remove(path)
+
+    @_touches
+    def upload(self, source: str | os.PathLike[str], path: str = ".") -> int:
+        """Copies a folder of the host into the box; returns the number of entries."""
+        return self._files.upload(Path(source), path)
+
+    @_touches
+    def download(self, path: str, target: str | os.PathLike[str], *, max_bytes: int = 256 * MB) -> int:
+        """Copies a folder of the box to the host; returns the number of entries."""
+        return self._files.download(path, Path(target), max_bytes)
+
+    @_touches
+    def snapshot(self) -> Snapshot:
+        """The workspace as it is now. What the interpreter holds in memory is not part of it: `fork` takes that."""
+        return self._files.snapshot(self.spec.workspace_mb * MB)
+
+    @_touches
+    def restore(self, snapshot: Snapshot) -> None:
+        self._files.restore(snapshot, self.spec.workspace_mb * MB)
+
+    # ---- life ----
+
+    @_touches
+    def ping(self) -> None:
+        """Asks the box for an answer; BoxLost when there is none."""
+        self._box.ping()
+
+    def warm_up(self) -> None:
+        """Does now what the first use of Python or files would have to wait for."""
+        owner.check(self._owner, f"box {self.id}")
+        self._box.warm_up()
+
+    @property
+    def alive(self) -> bool:
+        """False once the box is closed or has hung up."""
+        return self._closed is None and self._box.alive
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    def close(self, reason: str = "it was closed") -> None:
+        """Ends everything in the box. Forks of it live on. Idempotent. Does nothing in a forked child of its owner."""
+        if os.getpid() != self._owner:
+            self._closed = self._closed or reason
+            return
+        with self._lock:
+            if self._closed is not None:
+                return
+            self._closed = reason
+        self._box.close()
+        if self.on_close is not None:
+            self.on_close()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id}{' closed' if self.closed else ''}>"
+
+    def begin_call(self) -> None:
+        owner.check(self._owner, f"box {self.id}")
+        with self._lock:
+            if self._closed is not None:
+                raise BoxClosed(f"box {self.id}: {self._closed}")
+            self._calls += 1
+
+    def end_call(self) -> None:
+        with self._lock:
+            self._calls -= 1
+            self._used_at = time.monotonic()
+
+    def _start_clocks(self) -> None:
+        this: weakref.ref[Sandbox] = weakref.ref(self)
+        now = time.monotonic()
+        lifetime, idle = self.clocks.lifetime_s, self.clocks.idle_s
+        if lifetime is not None:
+            ALARM.at(now + lifetime, lambda: _close_for(this, f"its lifetime_s={lifetime:g} is over"))
+        if idle is not None:
+            ALARM.at(now + idle, lambda: _close_when_idle(this, idle))
+
+
+def _check_command(argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None) -> None:
+    words: Sequence[Any] = argv  # a caller without a type checker may hand over anything
+    if isinstance(argv, str) or not argv or not all(isinstance(word, str) and "\0" not in word for word in words):
+        raise SpecError("argv: a non-empty list of words without NUL bytes; for a shell line use ['sh', '-c', line]")
+    for name, value in (env or {}).items():
+        if not name or "=" in name or "\0" in name + value:
+            raise SpecError(f"env {name!r}: not a usable name or value")
+    if "\0" in (cwd or ""):
+        raise SpecError("cwd: a path cannot hold a NUL byte")
+
+
+def _close_for(this: weakref.ref[Sandbox], reason: str) -> None:
+    box = this()
+    if box is not None:
+        box.close(reason)
+
+
+def _close_when_idle(this: weakref.ref[Sandbox], idle_s: float) -> float | None:
+    """Closes the box, or says when to look again."""
+    box = this()
+    if box is None or box.closed:
+        return None
+    with box._lock:  # pyright: ignore[reportPrivateUsage]
+        due = time.monotonic() if box._calls else box._used_at  # pyright: ignore[reportPrivateUsage]
+    if due + idle_s > time.monotonic():
+        return due + idle_s
+    box.close(f"it was idle for idle_s={idle_s:g}")
+    return None
