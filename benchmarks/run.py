@@ -31,8 +31,8 @@ import programs
 
 from harena.match import bench as match_bench
 from harena.sandbox import backend, bench
-from harena.sandbox.pool import SandboxPool
 from harena.sandbox.box import Sandbox
+from harena.sandbox.pool import SandboxPool
 
 ROOT = Path(__file__).parent.parent
 PEERS = (

@@ -38,6 +38,7 @@ VARIANTS = [
         without=("test_files.py", "test_snapshot.py", "test_spec_contract.py"),  # where cgroups have no part
     ),
     # Its own side of the box is Python too: there are no forks of live boxes, and a rootfs must have a Python.
+    Variant(name="relay", backend="relay"),
     Variant(name="bubblewrap", env={"HARENA_LAUNCHER": "bubblewrap"}, without=("test_fork.py", "test_rootfs_")),
 ]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import socket
+import os
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from conftest import processes_with
 
 from harena import BoxClosed, BoxError, Retry, Sandbox, Verdict
 
@@ -62,9 +66,9 @@ def test_everything_in_use_ends_with_the_box(
 
 
 def test_box_without_an_owner_ends(
-    make_box: MakeBox, marker: str, runs_on_host: Callable[[str], None], ends_on_host: Callable[[str], None]
+    variant: Any, marker: str, runs_on_host: Callable[[str], None], ends_on_host: Callable[[str], None]
 ) -> None:
-    box = Sandbox()
+    box = Sandbox(backend=variant.backend)
     process = box.start(["sleep", marker])
     runs_on_host(marker)
     del box, process
@@ -72,15 +76,15 @@ def test_box_without_an_owner_ends(
 
 
 @pytest.mark.parametrize("name", ["exec", "start", "run", "call", "write", "ping"])
-def test_box_that_was_killed_is_told_and_not_waited_for(make_box: MakeBox, name: str) -> None:
+def test_box_that_was_killed_is_told_and_not_waited_for(make_box: MakeBox, name: str, marker: str) -> None:
     box = make_box()
     box.run("pass")
     box.write("a", b"")
     box.exec(["kill", "-9", "-1"])
-    kill_box(box)
+    kill_box(box, marker)
     with pytest.raises(BoxError):
         call_until_it_fails(box, name)
-    assert not box.alive
+    wait_until(lambda: not box.alive)
     box.close()
 
 
@@ -91,10 +95,21 @@ def call_until_it_fails(box: Sandbox, name: str) -> None:
         CALLS[name](box)
 
 
-def kill_box(box: Sandbox) -> None:
-    """Hangs up as a box does that was killed: its sockets end."""
-    for channel in (box._box._python, box._box._init):  # pyright: ignore[reportPrivateUsage]
-        channel.exclusive.shutdown(socket.SHUT_RDWR)
+def kill_box(box: Sandbox, marker: str) -> None:
+    """Ends the first process of the box, found from one that runs in it, and with it all others."""
+    box.start(["sleep", marker])
+    wait_until(lambda: processes_with(marker) != [])
+    pid, init = processes_with(marker)[0], 0
+    while pid > 1 and os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid"):
+        pid, init = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), pid
+    os.kill(init, signal.SIGKILL)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 LONG: dict[str, Callable[[Sandbox, str], Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from harena import Sandbox
-from harena.backends.local.channel import Channel
+from harena.sandbox.files import Files
 
 LOOK = """
 import os, stat
@@ -142,14 +143,14 @@ def test_restore_leaves_tmp_and_running_processes_alone(box: Sandbox) -> None:
 def traffic(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], int]:
     """Bytes that went over the wire, both ways, while something was done."""
     counts: list[int] = []
-    request = Channel.request
+    ask = Files._call  # pyright: ignore[reportPrivateUsage]
 
-    def counted(self: Channel, op: int, body: bytes = b"", *args: Any, **kwargs: Any) -> Any:
-        answer = request(self, op, body, *args, **kwargs)
-        counts.append(len(body) + len(answer.body))
-        return answer
+    def counted(self: Files, message: Any, blob: bytes = b"", **kwargs: Any) -> Any:
+        answer, data = ask(self, message, blob, **kwargs)
+        counts.append(len(json.dumps([message, answer])) + len(blob) + len(data))
+        return answer, data
 
-    monkeypatch.setattr(Channel, "request", counted)
+    monkeypatch.setattr(Files, "_call", counted)
 
     def measure(action: Callable[[], Any]) -> int:
         counts.clear()

@@ -20,8 +20,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from harena.backends.local import outcome, programs, wire
 from harena.backends.local import interpreter as interpreters
+from harena.backends.local import outcome, programs, wire
 from harena.backends.local.channel import Channel, NoAnswer
 from harena.backends.local.conversation import LocalConversation
 from harena.backends.local.interpreter import Interpreter
