@@ -382,7 +382,7 @@ class _Lane:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client's terminal tells all of its processes; it will hang up
+    signal.signal(signal.SIGINT, lambda *_: None)  # the client's terminal tells all of its processes; it will hang up
     Node(Link(socket.socket(fileno=int(sys.argv[1])))).serve()
     os._exit(0)  # threads may still wait for what is gone
 
