@@ -38,6 +38,8 @@ class Capabilities:
     processes: str
     landlock: int
     """The kernel's Landlock ABI; 0: none."""
+    counts_memory: bool = False
+    """The kernel counts all memory of an execution; else it is watched."""
     forks: bool = False
     """Live boxes can be forked."""
     notes: tuple[str, ...] = ()

@@ -48,6 +48,7 @@ class LocalBackend:
             memory=place.describe() if place.version else "watched, and RLIMIT_DATA for Python programs",
             processes=place.describe() if place.version else "RLIMIT_NPROC in a user namespace for each execution",
             landlock=landlock_abi(),
+            counts_memory=place.version != 0,
             forks=self._bwrap is None,
         )
 

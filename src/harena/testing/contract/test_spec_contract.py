@@ -22,7 +22,6 @@ from harena import (
     SpecError,
     Verdict,
 )
-from harena.backends.local import guest
 
 MakeBox = Callable[..., Sandbox]
 
@@ -222,7 +221,7 @@ def test_python_that_cannot_start_is_quoted(make_box: Callable[..., Sandbox]) ->
     box = make_box(preload=("no_such_module",))
     with pytest.raises(IsolationUnavailable, match="No module named 'no_such_module'") as caught:
         box.run("1")
-    assert ".".join(map(str, guest.MIN_PYTHON)) in str(caught.value)
+    assert "3.8" in str(caught.value)
 
 
 def test_python_that_is_too_old_is_named_with_the_oldest_that_does(make_box: Callable[..., Sandbox]) -> None:

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 
 import pytest
-from planted import LETTERS, Mark
 
-from conftest import MakeBox, Variant
 from harena import Limits, Sandbox, SandboxPool
+from harena.testing.contract.conftest import MakeBox, Variant
+from harena.testing.contract.planted import LETTERS, Mark
 
 WIDE = Limits(wall_s=60, cpu_s=60)
 

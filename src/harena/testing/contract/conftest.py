@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import pytest
 
 from harena import Clocks, IsolationUnavailable, Limits, Sandbox, SandboxPool, Spec
 from harena.sandbox import backend
+from harena.testing import BACKEND, forget_what_was_found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,11 @@ VARIANTS = [
 ]
 
 ONLY = os.environ.get("HARENA_CONTRACT_VARIANT")
-"""Runs one variant alone: what test_ordinary_user.py starts under another user."""
+"""Runs one of Harena's own variants alone."""
+CHOSEN = [Variant(name=BACKEND, backend=BACKEND)] if BACKEND else [v for v in VARIANTS if ONLY in (None, v.name)]
 
 
-@pytest.fixture(
-    scope="module", params=[v for v in VARIANTS if ONLY in (None, v.name)], ids=lambda variant: variant.name
-)
+@pytest.fixture(scope="module", params=CHOSEN, ids=lambda variant: variant.name)
 def variant(request: pytest.FixtureRequest) -> Iterator[Variant]:
     chosen: Variant = request.param
     with pytest.MonkeyPatch.context() as patch:
@@ -56,9 +55,11 @@ def variant(request: pytest.FixtureRequest) -> Iterator[Variant]:
             patch.setenv(name, value)
         forget_what_was_found()
         try:
-            backend.load(chosen.backend)
+            found = backend.load(chosen.backend).capabilities()
         except IsolationUnavailable as error:
             pytest.skip(f"{chosen.name}: {error}")
+        if request.path.name == "test_fork.py" and not found.forks:
+            pytest.skip(f"{chosen.name} does not fork live boxes")
         yield chosen
     forget_what_was_found()
 
@@ -70,16 +71,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     config.hook.pytest_deselected(items=[item for item in items if not applies(item)])
     items[:] = filter(applies, items)
-
-
-def forget_what_was_found() -> None:
-    """What Harena found out about the host is cached for the life of the process; a variant changes it."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("harena.backends.", "harena.sandbox.backend")):
-            for value in list(vars(module).values()):
-                clear = getattr(value, "cache_clear", None)
-                if callable(clear):
-                    clear()
 
 
 class MakeBox(Protocol):

@@ -29,9 +29,7 @@ def project() -> Iterator[Path]:
         folder = Path(name)
         folder.chmod(0o755)
         shutil.copytree(PROJECT / "src", folder / "src")  # with what is compiled
-        shutil.copytree(HERE, folder / "tests" / "contract", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(PROJECT / "pyproject.toml", folder)
-        shutil.copy(HERE.parent / "conftest.py", folder / "tests")
         (folder / "site").mkdir()
         for package in NEEDED:
             found = importlib.metadata.distribution(package)
@@ -91,7 +89,7 @@ def test_ten_thousand_programs_find_nothing(project: Path, python: str, variant:
 def contract(project: Path, python: str, names: str, *options: str, variant: str) -> None:
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
     done = subprocess.run(
-        [*command, *(f"tests/contract/test_{name}.py" for name in names.split()), *options],
+        [*command, *(f"src/harena/testing/contract/test_{name}.py" for name in names.split()), *options],
         cwd=project,
         env={
             "PATH": "/usr/local/bin:/usr/bin:/bin",

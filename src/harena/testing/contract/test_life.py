@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from conftest import processes_with
-
 from harena import BoxClosed, BoxError, Retry, Sandbox, Verdict
+from harena.testing.contract.conftest import processes_with
 
 MakeBox = Callable[..., Sandbox]
 

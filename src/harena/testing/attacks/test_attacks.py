@@ -28,9 +28,9 @@ from typing import Any
 import pytest
 
 from harena import Limits, Result, Sandbox, SandboxPool, Verdict
-from harena.backends.local import cgroups
 from harena.errors import BoxError, BoxFileError, WireError
 from harena.sandbox import backend
+from harena.testing import BACKEND, forget_what_was_found
 
 HERE = Path(__file__).parent
 TOOLKIT = (HERE / "attacker.py").read_text()
@@ -209,13 +209,13 @@ class Ring:
 
     @cached_property
     def box(self) -> Sandbox:
-        box = Sandbox(limits=self.limits)
+        box = Sandbox(backend=BACKEND or "local", limits=self.limits)
         box.write("attacker.py", TOOLKIT.encode())
         return box
 
     @cached_property
     def pool(self) -> SandboxPool:
-        return SandboxPool(warm=1, limits=self.limits)
+        return SandboxPool(warm=1, backend=BACKEND or "local", limits=self.limits)
 
     def attack(self, attack: Attack, door: str) -> Result:
         if door == "program":
@@ -282,7 +282,7 @@ def ring(host: Host) -> Iterator[Ring]:
 def test_attack_is_held(attack: Attack, door: str, ring: Ring, host: Host, tmp_path: Path) -> None:
     if attack.machine not in (None, platform.machine()):
         pytest.skip(f"host: only on {attack.machine}")
-    if attack.needs_cgroup and "cgroup" not in backend.load("local").capabilities().memory:
+    if attack.needs_cgroup and not backend.load(BACKEND or "local").capabilities().counts_memory:
         pytest.skip("host: no cgroup that counts memory, see docs/threat-model.md")
     # An attack's limits on `run` are those of the box.
     if not (attack.own_box or (door == "run" and attack.limits)):
@@ -298,9 +298,9 @@ def test_attack_is_held(attack: Attack, door: str, ring: Ring, host: Host, tmp_p
 def no_cgroups() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HARENA_CGROUPS", "off")
-        cgroups.find.cache_clear()
+        forget_what_was_found()
         yield
-    cgroups.find.cache_clear()
+    forget_what_was_found()
 
 
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if attack.without_cgroup], ids=lambda attack: attack.name)

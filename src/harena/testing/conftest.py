@@ -1,0 +1,9 @@
+"""What holds for every test is in `harena.testing.plugin`."""
+
+from __future__ import annotations
+
+from harena.testing.plugin import pytest_configure as pytest_configure
+from harena.testing.plugin import pytest_ignore_collect as pytest_ignore_collect
+from harena.testing.plugin import pytest_make_collect_report as pytest_make_collect_report
+from harena.testing.plugin import pytest_runtest_makereport as pytest_runtest_makereport
+from harena.testing.plugin import pytest_runtest_setup as pytest_runtest_setup

@@ -1,0 +1,3 @@
+"""What a box does, whoever makes it."""
+
+from __future__ import annotations
