@@ -1,6 +1,6 @@
 """Measures how much memory an attack takes beyond its limit where no cgroup holds it.
 
-Each attack of src/harena/testing/attacks/memory_bomb_* runs in a new box that uses no cgroup, with a limit of 64 MB. The box is
+Each attack memory_bomb_* of harena.testing runs in a new box that uses no cgroup, with a limit of 64 MB. The box is
 inside a memory cgroup of this script (version 1, needs root) that only counts: its high-water mark has every page and
 nearly all kernel memory, and nothing of other processes. Its own limit is far above and ends an attack that would take
 the machine. The kernel charges file locks to no cgroup, so the growth of the machine's own kernel memory is sampled

@@ -381,8 +381,12 @@ class _Lane:
         )
 
 
+def _wait_for_the_client(number: int, frame: object) -> None:
+    """A terminal tells all of its processes; the client will hang up. Ignored, the signal would be so in every box."""
+
+
 def main() -> None:
-    signal.signal(signal.SIGINT, lambda *_: None)  # the client's terminal tells all of its processes; it will hang up
+    signal.signal(signal.SIGINT, _wait_for_the_client)
     Node(Link(socket.socket(fileno=int(sys.argv[1])))).serve()
     os._exit(0)  # threads may still wait for what is gone
 
