@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from harena.testing.plugin import pytest_configure as pytest_configure
 from harena.testing.plugin import pytest_ignore_collect as pytest_ignore_collect
 from harena.testing.plugin import pytest_make_collect_report as pytest_make_collect_report
 from harena.testing.plugin import pytest_runtest_makereport as pytest_runtest_makereport
 from harena.testing.plugin import pytest_runtest_setup as pytest_runtest_setup
+
+# Threads of one sum wait for each other. Beside other tests they wait for most of their time, and models here are small.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
