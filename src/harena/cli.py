@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from harena.sandbox.spec import Limits, Result, Spec
 
 USAGE, UNAVAILABLE, PLATFORM, INTERRUPTED, BROKEN_PIPE = 2, 3, 125, 130, 141
-LIMIT_CODES = {"processes": 122, "output": 123, "time": 124, "memory": 137, "policy": 159}
-KNOBS = {"processes": "--processes", "output": "--output", "time": "--wall or --cpu", "memory": "--memory"}
+LIMIT_OPTIONS = {
+    "wall_s": "wall",
+    "cpu_s": "cpu",
+    "memory_mb": "memory",
+    "processes": "processes",
+    "output_bytes": "output",
+}
+"""The option that sets each field of Limits."""
 DAY_S = 86400.0
 KEYS, PASTE = 32, 65536
 """How much a terminal is given at once, and how much is kept for it."""
@@ -179,12 +185,15 @@ def _add_program_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
+    from harena.sandbox.spec import Limits
+
+    usual = Limits()
     group = command.add_argument_group("what it may use, and what it sees")
-    group.add_argument("--wall", type=float, metavar="S", help="seconds from start to end (30)")
+    group.add_argument("--wall", type=float, metavar="S", help=f"seconds from start to end ({usual.wall_s:g})")
     group.add_argument("--cpu", type=float, metavar="S", help="seconds of CPU time (not limited)")
-    group.add_argument("--memory", type=int, metavar="MB", help="memory (512)")
-    group.add_argument("--processes", type=int, metavar="N", help="processes and threads at once (50)")
-    group.add_argument("--output", type=int, metavar="BYTES", help="stdout and stderr together (1048576)")
+    group.add_argument("--memory", type=int, metavar="MB", help=f"memory ({usual.memory_mb})")
+    group.add_argument("--processes", type=int, metavar="N", help=f"processes and threads at once ({usual.processes})")
+    group.add_argument("--output", type=int, metavar="BYTES", help=f"stdout and stderr together ({usual.output_bytes})")
     group.add_argument(
         "--package", action="append", default=[], metavar="NAME", help="an installed distribution it may import"
     )
@@ -275,19 +284,19 @@ def _finish(result: Result, args: argparse.Namespace) -> int:
     if args.json:
         _print_json(result.as_json())
     elif verdict not in {"ok", "exit"}:
-        hint = f"; raise {KNOBS[verdict]}" if verdict in KNOBS else ""
+        options = " or ".join(f"--{LIMIT_OPTIONS[name]}" for name in result.verdict.limits)
+        hint = f"; raise {options}" if options else ""
         print(f"harena: {verdict}: {result.detail}{hint}", file=sys.stderr)
-    elif result.exit_code in {126, 127} and "could not be started" in result.detail:
+    elif not result.started:
         print(f"harena: {result.detail}; `harena shell` shows what is in a box", file=sys.stderr)
     return exit_code(result)
 
 
 def exit_code(result: Result) -> int:
     """As the table in `harena run --help` has it."""
-    verdict = result.verdict.value
-    if verdict in LIMIT_CODES:
-        return LIMIT_CODES[verdict]
-    if verdict == "signal" or result.exit_code is None:
+    if result.verdict.shell_code is not None:
+        return result.verdict.shell_code
+    if result.exit_code is None:
         return 128 + (result.signal or 9)
     return result.exit_code
 
@@ -367,14 +376,7 @@ def _spec(args: argparse.Namespace) -> Spec:
 def _limits(args: argparse.Namespace, **defaults: Any) -> Limits:
     from harena.sandbox.spec import Limits
 
-    names = {
-        "wall": "wall_s",
-        "cpu": "cpu_s",
-        "memory": "memory_mb",
-        "processes": "processes",
-        "output": "output_bytes",
-    }
-    given = {field: getattr(args, name) for name, field in names.items() if getattr(args, name) is not None}
+    given = {field: getattr(args, name) for field, name in LIMIT_OPTIONS.items() if getattr(args, name) is not None}
     return Limits(**(defaults | given))
 
 

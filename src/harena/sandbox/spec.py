@@ -25,19 +25,30 @@ WORKSPACE = "/workspace"
 class Verdict(enum.Enum):
     """How an execution ended. Exactly one; the first limit that was hit wins."""
 
+    shell_code: int | None
+    """What `harena run` ends with; None: what the program itself ended with."""
+    limits: tuple[str, ...]
+    """The fields of Limits that it was about."""
+
+    def __new__(cls, word: str, shell_code: int | None = None, *limits: str) -> Verdict:
+        one = object.__new__(cls)
+        one._value_ = word
+        one.shell_code, one.limits = shell_code, limits
+        return one
+
     OK = "ok"
     EXIT = "exit"
     """It ended by itself with a non-zero exit code (an uncaught exception is exit code 1)."""
     SIGNAL = "signal"
     """A signal ended it: a crash, or its own kill."""
-    TIME = "time"
+    TIME = "time", 124, "wall_s", "cpu_s"
     """Wall or CPU time ran out; the whole tree of processes was ended."""
-    MEMORY = "memory"
-    OUTPUT = "output"
+    MEMORY = "memory", 137, "memory_mb"
+    OUTPUT = "output", 123, "output_bytes"
     """More stdout and stderr than allowed; what fitted is returned."""
-    PROCESSES = "processes"
+    PROCESSES = "processes", 122, "processes"
     """It failed at the limit on processes and threads."""
-    POLICY = "policy"
+    POLICY = "policy", 159
     """It was ended for a system call of a foreign architecture."""
 
 
@@ -175,6 +186,8 @@ class Result:
     """One sentence on why, when the verdict is not OK."""
     value: Any = None
     """What `call` returned, as JSON data."""
+    started: bool = True
+    """False: there was no such command, or it could not be executed."""
 
     @property
     def ok(self) -> bool:

@@ -30,6 +30,7 @@ def result_of(done: wire.Done, limits: Limits, *, said: str = "-", what: str = "
         stderr=done.stderr,
         usage=usage_of(done),
         detail=detail,
+        started=not done.exec_errno,
     )
 
 

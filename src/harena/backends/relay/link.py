@@ -118,6 +118,7 @@ def result_out(result: Result) -> tuple[Message, bytes]:
         "usage": dataclasses.asdict(result.usage),
         "detail": result.detail,
         "value": result.value,
+        "started": result.started,
         "out": len(result.stdout),
         "err": len(result.stderr),
     }
@@ -135,6 +136,7 @@ def result_in(message: Message, data: bytes) -> Result:
         usage=Usage(**message["usage"]),
         detail=message["detail"],
         value=message["value"],
+        started=message["started"],
     )
 
 
