@@ -32,7 +32,7 @@ from harena.arena.submissions.evaluate import (
 from harena.errors import Retry, SpecError
 from harena.match import registry
 from harena.match.replay.replay import Replay
-from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatStatus
+from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatStatus, VoidCause
 from harena.match.run.play import Rack, agent_seed
 from harena.match.run.runner import Runner
 from harena.statistics import Interval
@@ -382,14 +382,14 @@ def fake(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 
 def test_a_void_game_is_raised_and_may_be_tried_again(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(monkeypatch, status=MatchStatus.VOID, error="the worker that played it died (status -9)")
+    fake(monkeypatch, status=MatchStatus.VOID, error="the worker died", cause=VoidCause.WORKER_LOST)
     with pytest.raises(EvaluationVoid, match="died") as raised:
         judged(LEFT, rack)
     assert raised.value.retry is Retry.SAFE
 
 
 def test_a_broken_environment_is_raised_and_not_tried_again(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(monkeypatch, status=MatchStatus.VOID, error="CartPole-v1 failed at step 3: ValueError")
+    fake(monkeypatch, status=MatchStatus.VOID, error="it failed at step 3: ValueError", cause=VoidCause.GAME)
     with pytest.raises(EvaluationVoid) as raised:
         judged(LEFT, rack)
     assert raised.value.retry is Retry.NEVER

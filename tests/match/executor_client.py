@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from harena.match.executor import config, server
+from harena.match.executor.matches import Runner
 from harena.match.executor.pb import executor_pb2 as pb
 from harena.match.result import MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
 
@@ -181,9 +182,7 @@ def types(events: Iterator[pb.MatchEvent]) -> list[str]:
     return [event.type for event in events]
 
 
-def serving(
-    runner: FakeRunner, tmp_path: Path, text: str = "", door: server.Door | None = None
-) -> server.RunningServer:
+def serving(runner: Runner, tmp_path: Path, text: str = "", door: server.Door | None = None) -> server.RunningServer:
     text = text or "executor: {port: 0, max_matches: 2}"
     settings = config.parse(f"{text}\nreplay: {{folder: {tmp_path / 'replays'}}}")
     return server.start(settings, runner=runner, door=door)

@@ -10,7 +10,8 @@ from harena.errors import SpecError
 
 
 class SeatStatus(enum.Enum):
-    """How a seat behaved. Everything but OK is a forfeit, by the game's rule."""
+    """How a seat behaved. Everything but OK is a forfeit, by the game's rule. What the platform did to an agent is
+    never a status of its seat: the match is void."""
 
     OK = "ok"
     LOAD = "load"
@@ -35,7 +36,22 @@ class MatchStatus(enum.Enum):
     """The match as a whole took too long; no winner."""
     CANCELLED = "cancelled"
     VOID = "void"
-    """The platform or the game failed: no result, nobody is to blame, `error` says why."""
+    """The platform or the game failed: no result, nobody is to blame. `cause` and `error` say why."""
+
+
+class VoidCause(enum.Enum):
+    """Why a match is void. Code decides by this, never by the sentence in `MatchResult.error`."""
+
+    GAME = "game"
+    """The game's own code failed. It fails again on the same seed and moves."""
+    BOX_LOST = "box_lost"
+    """The box of an agent ended or broke its protocol while the match was played."""
+    NO_BOX = "no_box"
+    """A box could not be started."""
+    WORKER_LOST = "worker_lost"
+    """The process that played the match ended."""
+    REPLAY = "replay"
+    """The replay could not be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +85,8 @@ class AgentCode:
     """The Python file that has the agent, or "" when a command is run."""
     command: tuple[str, ...] = ()
     """An agent in any language: run in the folder of its files, speaks the line protocol of docs/agents.md."""
+    shown: str = ""
+    """What errors call the entry file, when its author gave it another name than `entry`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +152,8 @@ class MatchResult:
     """The compact replay (harena.match.replay.replay), when it was recorded."""
     fingerprint: str = ""
     """Equal for games in which every seat saw and did the same. Empty for a match that was not played."""
+    cause: VoidCause | None = None
+    """Of a void match."""
 
     @property
     def scores(self) -> tuple[float, ...]:
@@ -152,10 +172,16 @@ class MatchResult:
             "steps": self.steps,
             "wall_s": round(self.wall_s, 6),
             "error": self.error,
+            "cause": self.cause.value if self.cause else None,
             "fingerprint": self.fingerprint,
             "seats": [
-                {"agent": seat.agent, "status": seat.status.value, "reason": seat.reason,
-                 "cpu_s": round(seat.cpu_s, 6), "moves": seat.moves}
+                {
+                    "agent": seat.agent,
+                    "status": seat.status.value,
+                    "reason": seat.reason,
+                    "cpu_s": round(seat.cpu_s, 6),
+                    "moves": seat.moves,
+                }
                 for seat in self.seats
             ],
-        }  # fmt: skip
+        }

@@ -22,7 +22,7 @@ from harena.arena.ladder.log import Match, Seated
 from harena.arena.queue.jobs import Job, Queue, share_of
 from harena.arena.queue.workers import Commit
 from harena.arena.settings import EnvironmentSettings
-from harena.arena.submissions.evaluate import LOST, Cancelled
+from harena.arena.submissions.evaluate import Cancelled
 from harena.arena.submissions.service import Submissions
 from harena.errors import HarenaError, SpecError
 from harena.match.replay import format as replay_format
@@ -211,8 +211,6 @@ def _platform_fault(result: MatchResult) -> str:
         raise Cancelled(result.error)
     if result.status is MatchStatus.VOID:
         return result.error or "no result"
-    if any(seat.reason == LOST for seat in result.seats):
-        return "an agent's box was lost"
     if not all(map(math.isfinite, result.scores)):
         return f"{result.environment} gave scores that are no numbers"
     return ""

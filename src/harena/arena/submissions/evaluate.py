@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from harena import statistics
 from harena.errors import BoxError, HarenaError, Retry, SpecError
 from harena.match import registry
-from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.run.play import Rack, play
 from harena.match.run.runner import Handle, Runner
 from harena.statistics import Interval
@@ -47,8 +47,6 @@ EXACT_DIGITS = 6
 """Significant digits of a published score whose interval has no width."""
 LOG_CHARACTERS = 4000
 POLL_S = 0.05
-LOST = "its box was lost"
-"""A seat's word for a crash that was not the agent's."""
 
 Cancel = Callable[[], bool]
 
@@ -289,8 +287,6 @@ class _Playing:
             self.played[number] = result
             if result.status is MatchStatus.TIMEOUT:
                 raise self._out_of_time(result)
-            if result.seats[0].reason == LOST:
-                raise EvaluationVoid("the agent's box was lost", retry=Retry.SAFE)
             if result.seats[0].status is not SeatStatus.OK:
                 raise self._failed(number, result.seats[0])
 
@@ -303,8 +299,8 @@ class _Playing:
         if result.status is MatchStatus.CANCELLED:
             raise Cancelled(result.error)
         if result.status is MatchStatus.VOID:
-            # A game names itself; it will fail on the same seeds again.
-            retry = Retry.NEVER if result.error.startswith(result.environment) else Retry.SAFE
+            # The game would fail on the same seeds again.
+            retry = Retry.NEVER if result.cause is VoidCause.GAME else Retry.SAFE
             raise EvaluationVoid(result.error, retry=retry)
         if not all(map(math.isfinite, result.scores)):
             raise EvaluationVoid(f"{result.environment} gave a score of {result.scores[0]}", retry=Retry.NEVER)

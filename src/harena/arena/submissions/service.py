@@ -417,7 +417,8 @@ class Submissions:
         log_digest = self._keep_log(played[0].seats[0].log if played else "")
         wall_s = played[0].wall_s if played else 0.0
         if not seen.valid:
-            fault = next((seat.status.value for seat in played[0].seats if seat.reason), "load") if played else "load"
+            faults = [seat.status for seat in played[0].seats if seat.status is not SeatStatus.OK] if played else []
+            fault = (faults[0] if faults else SeatStatus.LOAD).value
             return self._fails(submission, "\n".join(seen.errors), fault, log_digest, wall_s)
 
         def commit() -> None:

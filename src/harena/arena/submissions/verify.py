@@ -26,7 +26,7 @@ from harena.arena.submissions.service import Submissions
 from harena.errors import BackendUnavailable, HarenaError
 from harena.match.replay import format as replay_format
 from harena.match.replay.replay import Replay
-from harena.match.result import AgentCode
+from harena.match.result import AgentCode, MatchStatus, VoidCause
 from harena.match.run.runner import Runner
 from harena.statistics import bootstrap
 
@@ -125,6 +125,8 @@ class Verifier:
 
     def _play_again(self, match: Match, data: bytes) -> Finding:
         result = self._table().submit(play_spec(self._store, self._submissions, match)).result()
+        if result.status is MatchStatus.VOID and result.cause is not VoidCause.GAME:
+            return _of_match(match, Verdict.UNCHECKED, f"it could not be played again: {result.error}")
         if not result.replay:
             return _of_match(match, Verdict.UNLIKE, f"played again, it ended as {result.status.value}: {result.error}")
         before, again = _moves(data), _moves(result.replay)

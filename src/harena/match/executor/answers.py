@@ -36,6 +36,7 @@ def response(match: Match, max_bytes: int) -> pb.MatchResponse:
         environment=order.environment,
         games=[game_result(match, game) for game in match.games],
         warnings=[text(warning) for warning in match.warnings],
+        void_cause=match.cause.value if match.cause else "",
         distinct_games=len({(game.pairing.seats, game.result.fingerprint or game.number) for game in match.games}),
     )
     if first is not None:
@@ -122,6 +123,7 @@ def game_result(match: Match, game: Game) -> pb.GameResult:
         ],
         replay_url=game.urls[0],
         replay_html_url=game.urls[1],
+        void_cause=result.cause.value if result.cause else "",
     )
 
 

@@ -23,7 +23,7 @@ from harena.match.executor.config import Config
 from harena.match.executor.fetch import Fetcher, FetchFailed, FetchRefused
 from harena.match.executor.orders import Order, Refused
 from harena.match.executor.replays import Store
-from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.series import tournament
 from harena.match.series.schedule import Pairing
 
@@ -113,6 +113,8 @@ class Match:
         self.warnings: list[str] = []
         self.status = MatchStatus.FINISHED
         self.error = ""
+        self.cause: VoidCause | None = None
+        """Why it is void, when a game of it was begun."""
         self.wall_s = 0.0
         self._settings = settings
         self._lock = threading.Lock()
@@ -201,7 +203,7 @@ class Match:
             self._keep(number, pairing, result, store)
             self._tell("finished", number, self.games[-1])
             if result.status is not MatchStatus.FINISHED:
-                return self._end(result.status, result.error or result.reason)
+                return self._end(result.status, result.error or result.reason, result.cause)
         return None
 
     def _keep(self, number: int, pairing: Pairing, result: MatchResult, store: Store) -> None:
@@ -269,7 +271,7 @@ class Match:
             return handle.result(timeout=spec.clock.match_s + SLACK_S)
         except TimeoutError:
             handle.cancel()
-            self._end(MatchStatus.VOID, "the runner did not answer in time")
+            self._end(MatchStatus.VOID, "the runner did not answer in time", VoidCause.WORKER_LOST)
             return None
         finally:
             self._handle = None
@@ -306,8 +308,8 @@ class Match:
     def _too_long(self) -> str:
         return f"the match took longer than {self.order.timeout_s:g} s (timeout_sec)"
 
-    def _end(self, status: MatchStatus, error: str) -> None:
-        self.status, self.error = status, error
+    def _end(self, status: MatchStatus, error: str, cause: VoidCause | None = None) -> None:
+        self.status, self.error, self.cause = status, error, cause
 
 
 def archive_limits(settings: Config) -> agents.ArchiveLimits:

@@ -18,12 +18,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harena.errors import BoxError, SpecError
+from harena.errors import BoxError, SpecError, WireError
 from harena.match import registry, spaces
 from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
 from harena.match.replay import replay
-from harena.match.result import MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
-from harena.match.run.play import Cancelled, Rack, checked, fingerprint, load_all, reason_of, stalling_seat, take_seats
+from harena.match.result import MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
+from harena.match.run.play import (
+    Cancelled,
+    Rack,
+    cause_of,
+    checked,
+    fingerprint,
+    load_all,
+    reason_of,
+    stalling_seat,
+    take_seats,
+)
 from harena.match.run.seat import Fault, MatchTimeout, Seat
 
 MAX_GAMES = 4096
@@ -88,6 +98,7 @@ class Lockstep:
     def run(self) -> list[MatchResult]:
         started, started_at = time.monotonic(), time.time()
         status, error = MatchStatus.FINISHED, ""
+        self._cause: VoidCause | None = None
         try:
             for game, seed in zip(self.games, self._seeds, strict=True):
                 game.reset(seed)
@@ -100,8 +111,8 @@ class Lockstep:
                 self.lose_all(*stalled, last=True)
         except Cancelled:
             status, error = MatchStatus.CANCELLED, "the games were cancelled"
-        except (GameError, BoxError) as failure:
-            status, error = MatchStatus.VOID, str(failure)
+        except (GameError, BoxError, WireError) as failure:
+            status, error, self._cause = MatchStatus.VOID, str(failure), cause_of(failure)
         finally:
             for seat in self.seats:
                 self._rack.give_back(seat, keep=False)
@@ -176,7 +187,7 @@ class Lockstep:
         return MatchResult(
             match_id="", environment=game.id, seed=self._seeds[at], status=status, winner=outcome.winner,
             reason=reason, steps=self.steps[at], wall_s=wall_s, seats=seats, error=error, replay=recorded,
-            fingerprint=self._fingerprint(at) if status is MatchStatus.FINISHED else "",
+            fingerprint=self._fingerprint(at) if status is MatchStatus.FINISHED else "", cause=self._cause,
         )  # fmt: skip
 
     def _fingerprint(self, at: int) -> str:

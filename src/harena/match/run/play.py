@@ -1,7 +1,8 @@
 """One match, played in this process: the game, the clock and the score here, each agent in a box of its own.
 
-Promises: a result whatever the agents do; who misbehaves forfeits by the game's rule and nobody else is hurt; the same
-spec and the same moves give the same replay. A failure of ours or of the game voids the match and says so.
+Promises: a result whatever the agents do; an agent that misbehaves forfeits by the game's rule and nobody else is hurt;
+the same spec and the same moves give the same replay. A failure of ours (a lost box) or of the game voids the match
+with a named cause, and is never a forfeit.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from harena.errors import BoxError, HarenaError, SpecError
+from harena.errors import BoxClosed, BoxError, BoxLost, HarenaError, SpecError, WireError
 from harena.match import registry, spaces
 from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
 from harena.match.replay import replay
-from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.run.seat import Fault, MatchTimeout, Place, Seat, box_spec
 from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import Limits, Spec
@@ -211,6 +212,7 @@ class Match:
         started, started_at = time.monotonic(), time.time()
         self._deadline = started + self.spec.clock.match_s
         status, outcome, error = MatchStatus.FINISHED, self._nothing(), ""
+        cause: VoidCause | None = None
         try:
             try:
                 outcome = self._play()
@@ -218,12 +220,12 @@ class Match:
                 status, outcome, error = self._out_of_time()
         except Cancelled:
             status, error = MatchStatus.CANCELLED, "the match was cancelled"
-        except (GameError, BoxError) as failure:
-            status, error = MatchStatus.VOID, str(failure)
+        except (GameError, BoxError, WireError) as failure:
+            status, error, cause = MatchStatus.VOID, str(failure), cause_of(failure)
         finally:
             for seat in self.seats:
                 self._rack.give_back(seat, keep=self.spec.keep)
-        result = self._result(status, outcome, error, time.monotonic() - started, started_at)
+        result = self._result(status, outcome, error, cause, time.monotonic() - started, started_at)
         self._tell({"type": "finished", "result": result.as_json()})
         return result
 
@@ -387,7 +389,13 @@ class Match:
         self._tell(event)
 
     def _result(
-        self, status: MatchStatus, outcome: Outcome, error: str, wall_s: float, started_at: float
+        self,
+        status: MatchStatus,
+        outcome: Outcome,
+        error: str,
+        cause: VoidCause | None,
+        wall_s: float,
+        started_at: float,
     ) -> MatchResult:
         names = [code.name for code in self.spec.agents]
         seats = tuple(
@@ -415,14 +423,22 @@ class Match:
                     ended_at=started_at + wall_s, forfeited=self._faulty(),
                 )  # fmt: skip
             except HarenaError as failure:
-                status, error = MatchStatus.VOID, f"the replay could not be made: {failure}"
+                status, cause = MatchStatus.VOID, VoidCause.REPLAY
+                error = f"the replay could not be made: {failure}"
         played = status is MatchStatus.FINISHED
         identity = fingerprint(b"".join(self._questions), b"".join(self._answers)) if played else ""
         return MatchResult(
             match_id=self.match_id, environment=self.game.id, seed=self.spec.seed, status=status, winner=outcome.winner,
             reason=reason, steps=self.steps, wall_s=wall_s, seats=seats, error=error, replay=recorded,
-            fingerprint=identity,
+            fingerprint=identity, cause=cause,
         )  # fmt: skip
+
+
+def cause_of(failure: HarenaError) -> VoidCause:
+    """Why a match that ended in this exception is void."""
+    if isinstance(failure, GameError):
+        return VoidCause.GAME
+    return VoidCause.BOX_LOST if isinstance(failure, BoxLost | BoxClosed | WireError) else VoidCause.NO_BOX
 
 
 def stalling_seat(seats: Sequence[Seat], spec: MatchSpec) -> tuple[int, Fault] | None:

@@ -22,7 +22,7 @@ from typing import Any, cast
 import msgspec
 
 from harena.errors import HarenaError, SpecError
-from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.run import worker
 
 END_S = 10.0
@@ -94,7 +94,7 @@ class Handle:
         for callback in callbacks:
             callback(self)
 
-    def without_result(self, status: MatchStatus, error: str) -> list[MatchResult]:
+    def without_result(self, status: MatchStatus, error: str, cause: VoidCause | None = None) -> list[MatchResult]:
         seats = tuple(
             SeatResult(
                 agent=code.name, status=SeatStatus.OK, reason="", score=0.0, cpu_s=0.0, moves=0, start_s=0.0, log=""
@@ -104,7 +104,7 @@ class Handle:
         return [
             MatchResult(
                 match_id=self.spec.match_id, environment=self.spec.environment, seed=seed, status=status, winner=None,
-                reason="", steps=0, wall_s=0.0, seats=seats, error=error,
+                reason="", steps=0, wall_s=0.0, seats=seats, error=error, cause=cause,
             )
             for seed in self.seeds or [self.spec.seed]
         ]  # fmt: skip
@@ -307,7 +307,8 @@ class Runner:
             handle = one.handle
         if handle is not None:
             code = one.process.returncode
-            handle.finish(handle.without_result(MatchStatus.VOID, f"the worker that played it died (status {code})"))
+            error = f"the worker that played it died (status {code})"
+            handle.finish(handle.without_result(MatchStatus.VOID, error, VoidCause.WORKER_LOST))
         if not self._closed:
             self._hire(one.cpu)
 

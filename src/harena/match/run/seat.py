@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harena.errors import BoxLost
+from harena.errors import BoxError, BoxLost, WireError
 from harena.match import spaces
 from harena.match.agent import packages
 from harena.match.result import AgentCode, Clock, SeatStatus
@@ -37,7 +37,7 @@ SUSPICIOUS_NS = 2_000_000
 """Waiting for longer than this while using no time: it sleeps, or others work for it."""
 MAX_ANSWER = 16 << 20
 MAX_LINE = 1 << 20
-NOT_TOLD = frozenset({"entry", "command", "seeds", "stays"})
+NOT_TOLD = frozenset({"entry", "shown", "command", "seeds", "stays"})
 """Fields of the start message that commands do not get."""
 _KINDS = {status.value: status for status in (SeatStatus.LOAD, SeatStatus.CRASH, SeatStatus.ILLEGAL, SeatStatus.MEMORY)}
 
@@ -117,8 +117,12 @@ class Seat:
         self._batches: deque[int] = deque()
         self._log = Log(place.log_bytes, place.output_bytes)
         self._started = time.monotonic()
-        with contextlib.suppress(OSError):  # it is gone: waiting for its answer finds out why
+        try:
             self._begin(code, cpus)
+        except BoxError:
+            raise  # some of them are timeouts, and so OSErrors
+        except OSError:
+            pass  # it is gone: waiting for its answer finds out why
 
     # ---- start ----
 
@@ -154,6 +158,7 @@ class Seat:
         place = self.place
         return {
             "entry": code.entry,
+            "shown": code.shown,
             "command": list(code.command),
             "player_id": place.seat,
             "seats": place.seats,
@@ -363,10 +368,15 @@ class Seat:
         return Fault(kind, printable(text)[:500])
 
     def _gone(self) -> Fault:
-        """Its process has ended, or it has closed the socket."""
-        result = self._end()
-        if result is None:
-            return Fault(SeatStatus.CRASH, "its box was lost")
+        """Its process has ended, or it has closed the socket. Raises BoxLost when the box itself is gone: that is no
+        fault of the agent's."""
+        if self._ended:
+            return Fault(SeatStatus.CRASH, "its process had ended before")
+        try:
+            result = self._end()
+        except (BoxLost, WireError) as error:
+            who = self.code.name if self.code else "an agent"
+            raise BoxLost(f"the box of {who} was lost: {error}") from error
         if result.verdict is Verdict.MEMORY:
             return Fault(SeatStatus.MEMORY, f"it needed more than {self.limits.memory_mb} MiB")
         if result.verdict is Verdict.PROCESSES:
@@ -409,15 +419,10 @@ class Seat:
         while (data := self._talk.read_log()) and self._log.add(data):
             pass
 
-    def _end(self) -> Result | None:
-        if self._ended:
-            return None
+    def _end(self) -> Result:
         self._ended = True
         self._take_log()
-        try:
-            return self._talk.end(ENDING_S)
-        except BoxLost:
-            return None
+        return self._talk.end(ENDING_S)
 
     def close(self) -> None:
         if not self._ended:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0e\x65xecutor.proto\x12\x08\x65xecutor\"\xa2\x02\n\x0cMatchRequest\x12\x10\n\x08match_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x02 \x01(\t\x12#\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x13.executor.AgentData\x12\x13\n\x0btimeout_sec\x18\x04 \x01(\r\x12\x15\n\rrecord_replay\x18\x05 \x01(\x08\x12\x11\n\x04seed\x18\x10 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05games\x18\x11 \x01(\r\x12\x16\n\x0einclude_replay\x18\x12 \x01(\x08\x12\x1e\n\x05\x63lock\x18\x13 \x01(\x0b\x32\x0f.executor.Clock\x12\x0e\n\x06\x63onfig\x18\x14 \x01(\t\x12\x14\n\x0cinclude_logs\x18\x15 \x01(\x08\x12\x11\n\twatchable\x18\x16 \x01(\x08\x42\x07\n\x05_seed\"\xce\x01\n\tAgentData\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x10\n\x08\x63ode_url\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x33\n\x08metadata\x18\x04 \x03(\x0b\x32!.executor.AgentData.MetadataEntry\x12\x14\n\x0c\x64ocker_image\x18\x05 \x01(\t\x12\x10\n\x08\x63ode_zip\x18\x10 \x01(\x0c\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Q\n\x05\x43lock\x12\x11\n\tstart_sec\x18\x01 \x01(\x01\x12\x10\n\x08move_sec\x18\x02 \x01(\x01\x12\x10\n\x08\x62\x61nk_sec\x18\x03 \x01(\x01\x12\x11\n\tmatch_sec\x18\x04 \x01(\x01\"\x96\x03\n\rMatchResponse\x12\x10\n\x08match_id\x18\x01 \x01(\t\x12%\n\x06status\x18\x02 \x01(\x0e\x32\x15.executor.MatchStatus\x12\x17\n\x0fwinner_agent_id\x18\x03 \x01(\t\x12,\n\ragent_results\x18\x04 \x03(\x0b\x32\x15.executor.AgentResult\x12\x12\n\nreplay_url\x18\x05 \x01(\t\x12\x15\n\rerror_message\x18\x06 \x01(\t\x12\x13\n\x0btotal_steps\x18\x07 \x01(\r\x12\x1a\n\x12\x65xecution_time_sec\x18\x08 \x01(\x01\x12\x17\n\x0freplay_html_url\x18\t \x01(\t\x12\x0c\n\x04seed\x18\x10 \x01(\x04\x12\x0e\n\x06replay\x18\x11 \x01(\x0c\x12\x0e\n\x06reason\x18\x12 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x13 \x01(\t\x12#\n\x05games\x18\x14 \x03(\x0b\x32\x14.executor.GameResult\x12\x10\n\x08warnings\x18\x15 \x03(\t\x12\x16\n\x0e\x64istinct_games\x18\x16 \x01(\r\"\xb7\x01\n\x0b\x41gentResult\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0e\n\x06\x65rrors\x18\x03 \x01(\r\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x0e\n\x06status\x18\x10 \x01(\t\x12\x0f\n\x07\x63pu_sec\x18\x11 \x01(\x01\x12\x10\n\x08log_tail\x18\x12 \x01(\t\x12\x0b\n\x03log\x18\x13 \x01(\t\x12\r\n\x05moves\x18\x14 \x01(\r\x12\x11\n\tstart_sec\x18\x15 \x01(\x01\"\xfb\x01\n\nGameResult\x12\x0c\n\x04game\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12%\n\x06status\x18\x03 \x01(\x0e\x32\x15.executor.MatchStatus\x12\x17\n\x0fwinner_agent_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x13\n\x0btotal_steps\x18\x06 \x01(\r\x12\x1a\n\x12\x65xecution_time_sec\x18\x07 \x01(\x01\x12#\n\x05seats\x18\x08 \x03(\x0b\x32\x14.executor.SeatResult\x12\x12\n\nreplay_url\x18\t \x01(\t\x12\x17\n\x0freplay_html_url\x18\n \x01(\t\"m\n\nSeatResult\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05moves\x18\x05 \x01(\r\x12\x0f\n\x07\x63pu_sec\x18\x06 \x01(\x01\"L\n\x11ValidationRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x10\n\x08\x63ode_zip\x18\x02 \x01(\x0c\x12\x13\n\x0b\x65nvironment\x18\x03 \x01(\t\"E\n\x12ValidationResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\x12\x0e\n\x06\x65rrors\x18\x02 \x03(\t\x12\x10\n\x08warnings\x18\x03 \x03(\t\"\x14\n\x12HealthCheckRequest\"d\n\x13HealthCheckResponse\x12\x0f\n\x07healthy\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x63tive_matches\x18\x03 \x01(\r\x12\x13\n\x0bmax_matches\x18\x10 \x01(\r\"S\n\x0cWatchRequest\x12\x12\n\x08match_id\x18\x01 \x01(\tH\x00\x12\'\n\x05match\x18\x02 \x01(\x0b\x32\x16.executor.MatchRequestH\x00\x42\x06\n\x04what\"\xc5\x03\n\nMatchEvent\x12\x10\n\x08match_id\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0c\n\x04game\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x32\n\x07\x61\x63tions\x18\x05 \x03(\x0b\x32!.executor.MatchEvent.ActionsEntry\x12\x32\n\x07rewards\x18\x06 \x03(\x0b\x32!.executor.MatchEvent.RewardsEntry\x12\x0c\n\x04view\x18\x07 \x01(\t\x12\x0c\n\x04text\x18\x08 \x01(\t\x12#\n\x06\x63locks\x18\t \x03(\x0b\x32\x13.executor.SeatClock\x12\x0f\n\x07skipped\x18\n \x01(\x04\x12\r\n\x05seats\x18\x0b \x03(\t\x12)\n\x0bgame_result\x18\x0c \x01(\x0b\x32\x14.executor.GameResult\x12\'\n\x06result\x18\r \x01(\x0b\x32\x17.executor.MatchResponse\x1a.\n\x0c\x41\x63tionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cRewardsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"=\n\tSeatClock\x12\x0f\n\x07\x63pu_sec\x18\x01 \x01(\x01\x12\x10\n\x08\x62\x61nk_sec\x18\x02 \x01(\x01\x12\r\n\x05moves\x18\x03 \x01(\r\"!\n\rCancelRequest\x12\x10\n\x08match_id\x18\x01 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\x19\n\x17ListEnvironmentsRequest\"G\n\x18ListEnvironmentsResponse\x12+\n\x0c\x65nvironments\x18\x01 \x03(\x0b\x32\x15.executor.Environment\"\x84\x01\n\x0b\x45nvironment\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05seats\x18\x02 \x01(\r\x12\x14\n\x0csimultaneous\x18\x03 \x01(\x08\x12\x0e\n\x06hidden\x18\x04 \x01(\x08\x12\x0f\n\x07summary\x18\x05 \x01(\t\x12\x13\n\x0bobservation\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x07 \x01(\t*q\n\x0bMatchStatus\x12\x12\n\x0eSTATUS_UNKNOWN\x10\x00\x12\x12\n\x0eSTATUS_SUCCESS\x10\x01\x12\x12\n\x0eSTATUS_TIMEOUT\x10\x02\x12\x10\n\x0cSTATUS_ERROR\x10\x03\x12\x14\n\x10STATUS_CANCELLED\x10\x04\x32\xba\x03\n\x08\x45xecutor\x12;\n\x08RunMatch\x12\x16.executor.MatchRequest\x1a\x17.executor.MatchResponse\x12J\n\rValidateAgent\x12\x1b.executor.ValidationRequest\x1a\x1c.executor.ValidationResponse\x12J\n\x0bHealthCheck\x12\x1c.executor.HealthCheckRequest\x1a\x1d.executor.HealthCheckResponse\x12<\n\nWatchMatch\x12\x16.executor.WatchRequest\x1a\x14.executor.MatchEvent0\x01\x12@\n\x0b\x43\x61ncelMatch\x12\x17.executor.CancelRequest\x1a\x18.executor.CancelResponse\x12Y\n\x10ListEnvironments\x12!.executor.ListEnvironmentsRequest\x1a\".executor.ListEnvironmentsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0e\x65xecutor.proto\x12\x08\x65xecutor\"\xa2\x02\n\x0cMatchRequest\x12\x10\n\x08match_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x02 \x01(\t\x12#\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x13.executor.AgentData\x12\x13\n\x0btimeout_sec\x18\x04 \x01(\r\x12\x15\n\rrecord_replay\x18\x05 \x01(\x08\x12\x11\n\x04seed\x18\x10 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05games\x18\x11 \x01(\r\x12\x16\n\x0einclude_replay\x18\x12 \x01(\x08\x12\x1e\n\x05\x63lock\x18\x13 \x01(\x0b\x32\x0f.executor.Clock\x12\x0e\n\x06\x63onfig\x18\x14 \x01(\t\x12\x14\n\x0cinclude_logs\x18\x15 \x01(\x08\x12\x11\n\twatchable\x18\x16 \x01(\x08\x42\x07\n\x05_seed\"\xce\x01\n\tAgentData\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x10\n\x08\x63ode_url\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x33\n\x08metadata\x18\x04 \x03(\x0b\x32!.executor.AgentData.MetadataEntry\x12\x14\n\x0c\x64ocker_image\x18\x05 \x01(\t\x12\x10\n\x08\x63ode_zip\x18\x10 \x01(\x0c\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Q\n\x05\x43lock\x12\x11\n\tstart_sec\x18\x01 \x01(\x01\x12\x10\n\x08move_sec\x18\x02 \x01(\x01\x12\x10\n\x08\x62\x61nk_sec\x18\x03 \x01(\x01\x12\x11\n\tmatch_sec\x18\x04 \x01(\x01\"\xaa\x03\n\rMatchResponse\x12\x10\n\x08match_id\x18\x01 \x01(\t\x12%\n\x06status\x18\x02 \x01(\x0e\x32\x15.executor.MatchStatus\x12\x17\n\x0fwinner_agent_id\x18\x03 \x01(\t\x12,\n\ragent_results\x18\x04 \x03(\x0b\x32\x15.executor.AgentResult\x12\x12\n\nreplay_url\x18\x05 \x01(\t\x12\x15\n\rerror_message\x18\x06 \x01(\t\x12\x13\n\x0btotal_steps\x18\x07 \x01(\r\x12\x1a\n\x12\x65xecution_time_sec\x18\x08 \x01(\x01\x12\x17\n\x0freplay_html_url\x18\t \x01(\t\x12\x0c\n\x04seed\x18\x10 \x01(\x04\x12\x0e\n\x06replay\x18\x11 \x01(\x0c\x12\x0e\n\x06reason\x18\x12 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x13 \x01(\t\x12#\n\x05games\x18\x14 \x03(\x0b\x32\x14.executor.GameResult\x12\x10\n\x08warnings\x18\x15 \x03(\t\x12\x16\n\x0e\x64istinct_games\x18\x16 \x01(\r\x12\x12\n\nvoid_cause\x18\x17 \x01(\t\"\xb7\x01\n\x0b\x41gentResult\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0e\n\x06\x65rrors\x18\x03 \x01(\r\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x0e\n\x06status\x18\x10 \x01(\t\x12\x0f\n\x07\x63pu_sec\x18\x11 \x01(\x01\x12\x10\n\x08log_tail\x18\x12 \x01(\t\x12\x0b\n\x03log\x18\x13 \x01(\t\x12\r\n\x05moves\x18\x14 \x01(\r\x12\x11\n\tstart_sec\x18\x15 \x01(\x01\"\x8f\x02\n\nGameResult\x12\x0c\n\x04game\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12%\n\x06status\x18\x03 \x01(\x0e\x32\x15.executor.MatchStatus\x12\x17\n\x0fwinner_agent_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x13\n\x0btotal_steps\x18\x06 \x01(\r\x12\x1a\n\x12\x65xecution_time_sec\x18\x07 \x01(\x01\x12#\n\x05seats\x18\x08 \x03(\x0b\x32\x14.executor.SeatResult\x12\x12\n\nreplay_url\x18\t \x01(\t\x12\x17\n\x0freplay_html_url\x18\n \x01(\t\x12\x12\n\nvoid_cause\x18\x0b \x01(\t\"m\n\nSeatResult\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05moves\x18\x05 \x01(\r\x12\x0f\n\x07\x63pu_sec\x18\x06 \x01(\x01\"L\n\x11ValidationRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x10\n\x08\x63ode_zip\x18\x02 \x01(\x0c\x12\x13\n\x0b\x65nvironment\x18\x03 \x01(\t\"E\n\x12ValidationResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\x12\x0e\n\x06\x65rrors\x18\x02 \x03(\t\x12\x10\n\x08warnings\x18\x03 \x03(\t\"\x14\n\x12HealthCheckRequest\"d\n\x13HealthCheckResponse\x12\x0f\n\x07healthy\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x63tive_matches\x18\x03 \x01(\r\x12\x13\n\x0bmax_matches\x18\x10 \x01(\r\"S\n\x0cWatchRequest\x12\x12\n\x08match_id\x18\x01 \x01(\tH\x00\x12\'\n\x05match\x18\x02 \x01(\x0b\x32\x16.executor.MatchRequestH\x00\x42\x06\n\x04what\"\xc5\x03\n\nMatchEvent\x12\x10\n\x08match_id\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0c\n\x04game\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\r\x12\x32\n\x07\x61\x63tions\x18\x05 \x03(\x0b\x32!.executor.MatchEvent.ActionsEntry\x12\x32\n\x07rewards\x18\x06 \x03(\x0b\x32!.executor.MatchEvent.RewardsEntry\x12\x0c\n\x04view\x18\x07 \x01(\t\x12\x0c\n\x04text\x18\x08 \x01(\t\x12#\n\x06\x63locks\x18\t \x03(\x0b\x32\x13.executor.SeatClock\x12\x0f\n\x07skipped\x18\n \x01(\x04\x12\r\n\x05seats\x18\x0b \x03(\t\x12)\n\x0bgame_result\x18\x0c \x01(\x0b\x32\x14.executor.GameResult\x12\'\n\x06result\x18\r \x01(\x0b\x32\x17.executor.MatchResponse\x1a.\n\x0c\x41\x63tionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cRewardsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"=\n\tSeatClock\x12\x0f\n\x07\x63pu_sec\x18\x01 \x01(\x01\x12\x10\n\x08\x62\x61nk_sec\x18\x02 \x01(\x01\x12\r\n\x05moves\x18\x03 \x01(\r\"!\n\rCancelRequest\x12\x10\n\x08match_id\x18\x01 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\x19\n\x17ListEnvironmentsRequest\"G\n\x18ListEnvironmentsResponse\x12+\n\x0c\x65nvironments\x18\x01 \x03(\x0b\x32\x15.executor.Environment\"\x84\x01\n\x0b\x45nvironment\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05seats\x18\x02 \x01(\r\x12\x14\n\x0csimultaneous\x18\x03 \x01(\x08\x12\x0e\n\x06hidden\x18\x04 \x01(\x08\x12\x0f\n\x07summary\x18\x05 \x01(\t\x12\x13\n\x0bobservation\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x07 \x01(\t*q\n\x0bMatchStatus\x12\x12\n\x0eSTATUS_UNKNOWN\x10\x00\x12\x12\n\x0eSTATUS_SUCCESS\x10\x01\x12\x12\n\x0eSTATUS_TIMEOUT\x10\x02\x12\x10\n\x0cSTATUS_ERROR\x10\x03\x12\x14\n\x10STATUS_CANCELLED\x10\x04\x32\xba\x03\n\x08\x45xecutor\x12;\n\x08RunMatch\x12\x16.executor.MatchRequest\x1a\x17.executor.MatchResponse\x12J\n\rValidateAgent\x12\x1b.executor.ValidationRequest\x1a\x1c.executor.ValidationResponse\x12J\n\x0bHealthCheck\x12\x1c.executor.HealthCheckRequest\x1a\x1d.executor.HealthCheckResponse\x12<\n\nWatchMatch\x12\x16.executor.WatchRequest\x1a\x14.executor.MatchEvent0\x01\x12@\n\x0b\x43\x61ncelMatch\x12\x17.executor.CancelRequest\x1a\x18.executor.CancelResponse\x12Y\n\x10ListEnvironments\x12!.executor.ListEnvironmentsRequest\x1a\".executor.ListEnvironmentsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MATCHEVENT_ACTIONSENTRY']._serialized_options = b'8\001'
   _globals['_MATCHEVENT_REWARDSENTRY']._loaded_options = None
   _globals['_MATCHEVENT_REWARDSENTRY']._serialized_options = b'8\001'
-  _globals['_MATCHSTATUS']._serialized_start=2757
-  _globals['_MATCHSTATUS']._serialized_end=2870
+  _globals['_MATCHSTATUS']._serialized_start=2797
+  _globals['_MATCHSTATUS']._serialized_end=2910
   _globals['_MATCHREQUEST']._serialized_start=29
   _globals['_MATCHREQUEST']._serialized_end=319
   _globals['_AGENTDATA']._serialized_start=322
@@ -48,41 +48,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOCK']._serialized_start=530
   _globals['_CLOCK']._serialized_end=611
   _globals['_MATCHRESPONSE']._serialized_start=614
-  _globals['_MATCHRESPONSE']._serialized_end=1020
-  _globals['_AGENTRESULT']._serialized_start=1023
-  _globals['_AGENTRESULT']._serialized_end=1206
-  _globals['_GAMERESULT']._serialized_start=1209
-  _globals['_GAMERESULT']._serialized_end=1460
-  _globals['_SEATRESULT']._serialized_start=1462
-  _globals['_SEATRESULT']._serialized_end=1571
-  _globals['_VALIDATIONREQUEST']._serialized_start=1573
-  _globals['_VALIDATIONREQUEST']._serialized_end=1649
-  _globals['_VALIDATIONRESPONSE']._serialized_start=1651
-  _globals['_VALIDATIONRESPONSE']._serialized_end=1720
-  _globals['_HEALTHCHECKREQUEST']._serialized_start=1722
-  _globals['_HEALTHCHECKREQUEST']._serialized_end=1742
-  _globals['_HEALTHCHECKRESPONSE']._serialized_start=1744
-  _globals['_HEALTHCHECKRESPONSE']._serialized_end=1844
-  _globals['_WATCHREQUEST']._serialized_start=1846
-  _globals['_WATCHREQUEST']._serialized_end=1929
-  _globals['_MATCHEVENT']._serialized_start=1932
-  _globals['_MATCHEVENT']._serialized_end=2385
-  _globals['_MATCHEVENT_ACTIONSENTRY']._serialized_start=2291
-  _globals['_MATCHEVENT_ACTIONSENTRY']._serialized_end=2337
-  _globals['_MATCHEVENT_REWARDSENTRY']._serialized_start=2339
-  _globals['_MATCHEVENT_REWARDSENTRY']._serialized_end=2385
-  _globals['_SEATCLOCK']._serialized_start=2387
-  _globals['_SEATCLOCK']._serialized_end=2448
-  _globals['_CANCELREQUEST']._serialized_start=2450
-  _globals['_CANCELREQUEST']._serialized_end=2483
-  _globals['_CANCELRESPONSE']._serialized_start=2485
-  _globals['_CANCELRESPONSE']._serialized_end=2520
-  _globals['_LISTENVIRONMENTSREQUEST']._serialized_start=2522
-  _globals['_LISTENVIRONMENTSREQUEST']._serialized_end=2547
-  _globals['_LISTENVIRONMENTSRESPONSE']._serialized_start=2549
-  _globals['_LISTENVIRONMENTSRESPONSE']._serialized_end=2620
-  _globals['_ENVIRONMENT']._serialized_start=2623
-  _globals['_ENVIRONMENT']._serialized_end=2755
-  _globals['_EXECUTOR']._serialized_start=2873
-  _globals['_EXECUTOR']._serialized_end=3315
+  _globals['_MATCHRESPONSE']._serialized_end=1040
+  _globals['_AGENTRESULT']._serialized_start=1043
+  _globals['_AGENTRESULT']._serialized_end=1226
+  _globals['_GAMERESULT']._serialized_start=1229
+  _globals['_GAMERESULT']._serialized_end=1500
+  _globals['_SEATRESULT']._serialized_start=1502
+  _globals['_SEATRESULT']._serialized_end=1611
+  _globals['_VALIDATIONREQUEST']._serialized_start=1613
+  _globals['_VALIDATIONREQUEST']._serialized_end=1689
+  _globals['_VALIDATIONRESPONSE']._serialized_start=1691
+  _globals['_VALIDATIONRESPONSE']._serialized_end=1760
+  _globals['_HEALTHCHECKREQUEST']._serialized_start=1762
+  _globals['_HEALTHCHECKREQUEST']._serialized_end=1782
+  _globals['_HEALTHCHECKRESPONSE']._serialized_start=1784
+  _globals['_HEALTHCHECKRESPONSE']._serialized_end=1884
+  _globals['_WATCHREQUEST']._serialized_start=1886
+  _globals['_WATCHREQUEST']._serialized_end=1969
+  _globals['_MATCHEVENT']._serialized_start=1972
+  _globals['_MATCHEVENT']._serialized_end=2425
+  _globals['_MATCHEVENT_ACTIONSENTRY']._serialized_start=2331
+  _globals['_MATCHEVENT_ACTIONSENTRY']._serialized_end=2377
+  _globals['_MATCHEVENT_REWARDSENTRY']._serialized_start=2379
+  _globals['_MATCHEVENT_REWARDSENTRY']._serialized_end=2425
+  _globals['_SEATCLOCK']._serialized_start=2427
+  _globals['_SEATCLOCK']._serialized_end=2488
+  _globals['_CANCELREQUEST']._serialized_start=2490
+  _globals['_CANCELREQUEST']._serialized_end=2523
+  _globals['_CANCELRESPONSE']._serialized_start=2525
+  _globals['_CANCELRESPONSE']._serialized_end=2560
+  _globals['_LISTENVIRONMENTSREQUEST']._serialized_start=2562
+  _globals['_LISTENVIRONMENTSREQUEST']._serialized_end=2587
+  _globals['_LISTENVIRONMENTSRESPONSE']._serialized_start=2589
+  _globals['_LISTENVIRONMENTSRESPONSE']._serialized_end=2660
+  _globals['_ENVIRONMENT']._serialized_start=2663
+  _globals['_ENVIRONMENT']._serialized_end=2795
+  _globals['_EXECUTOR']._serialized_start=2913
+  _globals['_EXECUTOR']._serialized_end=3355
 # @@protoc_insertion_point(module_scope)

@@ -84,7 +84,7 @@ class Clock(_message.Message):
     def __init__(self, start_sec: _Optional[float] = ..., move_sec: _Optional[float] = ..., bank_sec: _Optional[float] = ..., match_sec: _Optional[float] = ...) -> None: ...
 
 class MatchResponse(_message.Message):
-    __slots__ = ("match_id", "status", "winner_agent_id", "agent_results", "replay_url", "error_message", "total_steps", "execution_time_sec", "replay_html_url", "seed", "replay", "reason", "environment", "games", "warnings", "distinct_games")
+    __slots__ = ("match_id", "status", "winner_agent_id", "agent_results", "replay_url", "error_message", "total_steps", "execution_time_sec", "replay_html_url", "seed", "replay", "reason", "environment", "games", "warnings", "distinct_games", "void_cause")
     MATCH_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     WINNER_AGENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class MatchResponse(_message.Message):
     GAMES_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     DISTINCT_GAMES_FIELD_NUMBER: _ClassVar[int]
+    VOID_CAUSE_FIELD_NUMBER: _ClassVar[int]
     match_id: str
     status: MatchStatus
     winner_agent_id: str
@@ -117,7 +118,8 @@ class MatchResponse(_message.Message):
     games: _containers.RepeatedCompositeFieldContainer[GameResult]
     warnings: _containers.RepeatedScalarFieldContainer[str]
     distinct_games: int
-    def __init__(self, match_id: _Optional[str] = ..., status: _Optional[_Union[MatchStatus, str]] = ..., winner_agent_id: _Optional[str] = ..., agent_results: _Optional[_Iterable[_Union[AgentResult, _Mapping]]] = ..., replay_url: _Optional[str] = ..., error_message: _Optional[str] = ..., total_steps: _Optional[int] = ..., execution_time_sec: _Optional[float] = ..., replay_html_url: _Optional[str] = ..., seed: _Optional[int] = ..., replay: _Optional[bytes] = ..., reason: _Optional[str] = ..., environment: _Optional[str] = ..., games: _Optional[_Iterable[_Union[GameResult, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., distinct_games: _Optional[int] = ...) -> None: ...
+    void_cause: str
+    def __init__(self, match_id: _Optional[str] = ..., status: _Optional[_Union[MatchStatus, str]] = ..., winner_agent_id: _Optional[str] = ..., agent_results: _Optional[_Iterable[_Union[AgentResult, _Mapping]]] = ..., replay_url: _Optional[str] = ..., error_message: _Optional[str] = ..., total_steps: _Optional[int] = ..., execution_time_sec: _Optional[float] = ..., replay_html_url: _Optional[str] = ..., seed: _Optional[int] = ..., replay: _Optional[bytes] = ..., reason: _Optional[str] = ..., environment: _Optional[str] = ..., games: _Optional[_Iterable[_Union[GameResult, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., distinct_games: _Optional[int] = ..., void_cause: _Optional[str] = ...) -> None: ...
 
 class AgentResult(_message.Message):
     __slots__ = ("agent_id", "score", "errors", "error_message", "status", "cpu_sec", "log_tail", "log", "moves", "start_sec")
@@ -144,7 +146,7 @@ class AgentResult(_message.Message):
     def __init__(self, agent_id: _Optional[str] = ..., score: _Optional[float] = ..., errors: _Optional[int] = ..., error_message: _Optional[str] = ..., status: _Optional[str] = ..., cpu_sec: _Optional[float] = ..., log_tail: _Optional[str] = ..., log: _Optional[str] = ..., moves: _Optional[int] = ..., start_sec: _Optional[float] = ...) -> None: ...
 
 class GameResult(_message.Message):
-    __slots__ = ("game", "seed", "status", "winner_agent_id", "reason", "total_steps", "execution_time_sec", "seats", "replay_url", "replay_html_url")
+    __slots__ = ("game", "seed", "status", "winner_agent_id", "reason", "total_steps", "execution_time_sec", "seats", "replay_url", "replay_html_url", "void_cause")
     GAME_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +157,7 @@ class GameResult(_message.Message):
     SEATS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_URL_FIELD_NUMBER: _ClassVar[int]
     REPLAY_HTML_URL_FIELD_NUMBER: _ClassVar[int]
+    VOID_CAUSE_FIELD_NUMBER: _ClassVar[int]
     game: int
     seed: int
     status: MatchStatus
@@ -165,7 +168,8 @@ class GameResult(_message.Message):
     seats: _containers.RepeatedCompositeFieldContainer[SeatResult]
     replay_url: str
     replay_html_url: str
-    def __init__(self, game: _Optional[int] = ..., seed: _Optional[int] = ..., status: _Optional[_Union[MatchStatus, str]] = ..., winner_agent_id: _Optional[str] = ..., reason: _Optional[str] = ..., total_steps: _Optional[int] = ..., execution_time_sec: _Optional[float] = ..., seats: _Optional[_Iterable[_Union[SeatResult, _Mapping]]] = ..., replay_url: _Optional[str] = ..., replay_html_url: _Optional[str] = ...) -> None: ...
+    void_cause: str
+    def __init__(self, game: _Optional[int] = ..., seed: _Optional[int] = ..., status: _Optional[_Union[MatchStatus, str]] = ..., winner_agent_id: _Optional[str] = ..., reason: _Optional[str] = ..., total_steps: _Optional[int] = ..., execution_time_sec: _Optional[float] = ..., seats: _Optional[_Iterable[_Union[SeatResult, _Mapping]]] = ..., replay_url: _Optional[str] = ..., replay_html_url: _Optional[str] = ..., void_cause: _Optional[str] = ...) -> None: ...
 
 class SeatResult(_message.Message):
     __slots__ = ("agent_id", "score", "status", "reason", "moves", "cpu_sec")
