@@ -362,6 +362,9 @@ class Agent:
         for warning in warnings
         for word in ("jax", "tensorflow", "numpy.linalg", "imports helper", "imports os")
     )
+    assert {advice.kind for advice in agents.inspect(code).advice} == {*agents.AdviceKind} - {
+        agents.AdviceKind.UNCHECKED
+    }
     assert agents.find_entry(code).name == "Agent"
     assert not any("socket" in warning for warning in agents.lint(code, forbidden_imports=()))
 

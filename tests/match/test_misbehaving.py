@@ -60,6 +60,28 @@ def test_two_agents_that_both_crash_make_no_winner(rack: Rack) -> None:
     assert "ValueError: no (agent.py, line 2)" in result.seats[0].reason
 
 
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ("import random\ndef act(observation):\n    raise ValueError('no')\n", "ValueError: no (random.py, line 3)"),
+        ("def act(observation)\n    return 1\n", "(random.py, line 1)"),
+    ],
+)
+def test_errors_name_the_file_as_its_author_did(source: str, place: str, rack: Rack, tmp_path: Path) -> None:
+    """Also where the box could not have it under that name: the agent imports Python's own `random`."""
+    path = tmp_path / "random.py"
+    path.write_text(source)
+    broken = agents.load(path)
+    seat = play(MatchSpec(environment="pong", agents=(broken, broken)), rack=rack).seats[0]
+    assert place in seat.reason
+    assert 'random.py", line' in seat.log
+    assert "agent.py" not in seat.log
+    if "raise" in source:
+        assert "raise ValueError('no')" in seat.log
+    else:
+        assert "random.py line 1: " in agents.inspect(broken).error
+
+
 def test_helpers_of_the_same_name_stay_apart(rack: Rack) -> None:
     players = tuple(agents.load(FOLDER / "misbehaving" / f"import_collision_{one}") for one in "ab")
     for order in (players, players[::-1]):

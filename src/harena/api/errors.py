@@ -58,6 +58,7 @@ KNOWN: dict[type[Exception], Answer] = {
     models.Conflict: Answer(409, "conflict", "read it again, then decide"),
     models.IllegalTransition: Answer(409, "illegal_state", "read its state again"),
     models.QuotaExceeded: Answer(429, "quota_exceeded", "GET /v1/me shows what is left", {"Retry-After": "60"}),
+    models.ScopeMissing: Answer(403, "scope_missing", "ask the host for a key that has it"),
     models.KeyRefused: Answer(401, "key_refused", "ask the host for a key", {"WWW-Authenticate": "Bearer"}),
     models.LeaseLost: Answer(409, "conflict", "read it again, then decide"),
     models.Busy: Answer(503, "busy", "try again in a minute", {"Retry-After": "60"}),
@@ -119,8 +120,6 @@ def response(error: Exception, request_id: str) -> Response:
             error.headers,
         )
     answer = answer_of(error)
-    if isinstance(error, models.KeyRefused) and "scope" in str(error):
-        answer = Answer(403, "scope_missing", "ask the host for a key that has it")
     detail = str(error)
     if not answer.told:
         LOG.error("request %s failed: %s", request_id, detail, exc_info=error)

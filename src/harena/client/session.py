@@ -380,10 +380,20 @@ def _seconds(text: str) -> float:
     return float(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0.5
 
 
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether a refused connection is what it came from; of several tries, whether all were refused."""
+    while error is not None and not isinstance(error, ConnectionRefusedError):
+        if isinstance(error, BaseExceptionGroup):
+            tries = cast("BaseExceptionGroup[BaseException]", error).exceptions
+            return all(map(_is_refused, tries))
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _why(error: Exception) -> str:
     match error:
         case httpx.ConnectTimeout() | httpx.ConnectError():
-            return "connection refused" if "refused" in str(error) else str(error)[:200] or "no connection"
+            return "connection refused" if _is_refused(error) else str(error)[:200] or "no connection"
         case httpx.TimeoutException():
             return "it does not answer in time"
         case _:

@@ -23,6 +23,7 @@ from harena.arena.db.models import (
     KeyRefused,
     NotFound,
     Scope,
+    ScopeMissing,
     environments,
     has_mark,
     keys,
@@ -152,7 +153,7 @@ class Accounts(Events):
         if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
             raise KeyRefused("the API key is unknown, expired or revoked")
         if not key.allows(scope):
-            raise KeyRefused(f"the API key lacks the scope {scope!r}: ask the host for one that has it")
+            raise ScopeMissing(f"the API key lacks the scope {scope!r}: ask the host for one that has it")
         return key
 
     def rotate_key(self, key_id: str, *, grace_s: float = 0.0) -> tuple[Key, str]:

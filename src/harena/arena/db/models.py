@@ -11,6 +11,7 @@ StoreError
 ├── QuotaExceeded        the owner has used up what the host allows; says when to come back
 ├── Busy                 so much waits already that no more is taken: come back later
 ├── KeyRefused           no such key, or expired, revoked, or without the scope
+│   └── ScopeMissing     a live key without the scope
 └── LeaseLost            the job was cancelled, taken over or finished: drop its result
 """
 
@@ -65,6 +66,10 @@ class Busy(StoreError):
 
 class KeyRefused(StoreError):
     """One sentence for all causes but a missing scope, so that nobody learns which keys exist."""
+
+
+class ScopeMissing(KeyRefused):
+    """The key is live, but has not the scope that was asked for."""
 
 
 class LeaseLost(StoreError):

@@ -8,6 +8,7 @@ box will tell.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,11 @@ from harena.arena.submissions import script
 from harena.arena.submissions.script import ScriptCode
 from harena.errors import HarenaError
 from harena.match.agent import load as agents
-from harena.match.agent.load import AgentError, ArchiveLimits
+from harena.match.agent.load import Advice, AdviceKind, AgentError, ArchiveLimits, SourceFault
 from harena.match.result import AgentCode
 
 AGENT_NAME, SCRIPT_NAME = agents.ENTRIES[0], "submission.py"
 """What an agent, and a script, that came as one file are called in their boxes."""
-NO_AGENT = (": no agent in it:", ": class Agent has no method act")
-"""By these words `agents.inspect` says that a main file is sound, but offers no agent."""
 UNTOLD = (
     "nobody can tell without running it whether this file has an agent, so it is run as a script; to be verified, "
     "define `class Agent` or `def act(observation)` in the file itself"
@@ -83,10 +82,9 @@ def take_in(
             main_file = AGENT_NAME
         entry, command = _start(files, main_file)
         code = AgentCode(name=_shown(name)[:MAX_NAME] or "agent", files=files, entry=entry, command=command)
-        return _sorted_out(code, alone)
+        return _sorted_out(code, _shown(uploads[0].name) if alone else "")
     except AgentError as error:
-        text = str(error)
-        raise IntakeError(_renamed(text, AGENT_NAME, _shown(uploads[0].name)) if alone else text) from None
+        raise IntakeError(str(error)) from None
 
 
 def as_script(code: AgentCode | ScriptCode) -> ScriptCode:
@@ -125,7 +123,7 @@ def _one(upload: Upload, limits: ArchiveLimits) -> dict[str, bytes]:
         raise IntakeError(f"{_shown(upload.name)}: a notebook; export it as a .py file (File, Save as, Python)")
     if not name.endswith(".py") and not _is_zip(upload):
         raise IntakeError(f"{_shown(upload.name)}: {agents.what_else(upload.data)}; give a .py file or a zip")
-    return agents.from_bytes(upload.data, limits)
+    return agents.from_bytes(upload.data, limits, shown=_shown(upload.name))
 
 
 def _several(uploads: Sequence[Upload], limits: ArchiveLimits) -> dict[str, bytes]:
@@ -161,39 +159,41 @@ def _start(files: dict[str, bytes], main_file: str) -> tuple[str, tuple[str, ...
 # What it is
 
 
-def _sorted_out(code: AgentCode, alone: bool) -> Intake:
-    seen = agents.inspect(code)
-    if any(sign in seen.error for sign in NO_AGENT):
-        return _script(code, seen.warnings, alone)
-    if seen.error or seen.entry is None:
+def _sorted_out(code: AgentCode, shown: str) -> Intake:
+    """`shown` is the name of the only file; empty where there are several. It is not part of the code that is kept."""
+    seen = agents.inspect(dataclasses.replace(code, shown=shown))
+    if seen.fault is SourceFault.NO_AGENT:
+        return _script(code, seen.advice, shown)
+    if seen.entry is None:
         raise AgentError(seen.error)
     if not seen.entry.kind:
-        return _script(code, (*seen.warnings, f"{code.entry}: {UNTOLD}"), alone)
+        return _script(code, seen.advice, shown, UNTOLD)
     if seen.entry.name == "agent" and not _AGENT_FUNCTION.search(code.files[code.entry]):
-        return _script(code, (*seen.warnings, f"{code.entry}: {VARIABLE}"), alone)
+        return _script(code, seen.advice, shown, VARIABLE)
     start = ["command", *code.command] if code.command else ["agent", code.entry]
     return Intake(code=code, digest=digest(code.files, start), warnings=seen.warnings)
 
 
-def _script(code: AgentCode, warnings: Sequence[str], alone: bool) -> Intake:
+def _script(code: AgentCode, advice: Sequence[Advice], shown: str, why: str = "") -> Intake:
     files, main = code.files, code.entry
-    if alone:
+    if shown:
         files, main = {SCRIPT_NAME: files[main]}, SCRIPT_NAME
-    kept = tuple(_renamed(text, code.entry, main) for text in warnings if _concerns_scripts(text))
+    about = [dataclasses.replace(one, path=main) if one.path == shown else one for one in advice]
+    warnings = [str(one) for one in about if _concerns_scripts(one)]
+    if why:
+        warnings.append(f"{main}: {why}")
     return Intake(
-        code=ScriptCode(name=code.name, main=main, files=files), digest=digest(files, ["script", main]), warnings=kept
+        code=ScriptCode(name=code.name, main=main, files=files),
+        digest=digest(files, ["script", main]),
+        warnings=tuple(warnings),
     )
 
 
-def _concerns_scripts(warning: str) -> bool:
+def _concerns_scripts(advice: Advice) -> bool:
     """The advice is for agents: a script may print as it likes, and finds more packages."""
-    imported = re.search(r": imports ([\w.]+): the box has", warning)
-    there = imported is not None and imported[1].partition(".")[0] in script.packages()
-    return not there and "prints on every move" not in warning
-
-
-def _renamed(text: str, old: str, new: str) -> str:
-    return new + text.removeprefix(old) if text.startswith(old) else text
+    if advice.kind is AdviceKind.MISSING_IMPORT:
+        return advice.module.partition(".")[0] not in script.packages()
+    return advice.kind is not AdviceKind.PRINTS
 
 
 def _shown(text: str) -> str:

@@ -11,9 +11,11 @@ Games that are played at once have an agent object each, with its own seed, and 
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import inspect
 import json
+import linecache
 import os
 import random
 import socket
@@ -184,12 +186,28 @@ def arguments_for(function, options):
     return {name: value for name, value in options.items() if name in parameters or (takes_all and name in OFFERED)}
 
 
+class NamedLoader(importlib.machinery.SourceFileLoader):
+    """Loads a file under the name that its author gave it, for tracebacks; the file itself is called agent.py."""
+
+    def __init__(self, name, path, shown):
+        super().__init__(name, path)
+        self.shown = shown
+
+    def source_to_code(self, data, path, **options):
+        code = super().source_to_code(data, self.shown, **options)
+        text = importlib.util.decode_source(data)
+        linecache.cache[self.shown] = len(text), None, text.splitlines(True), self.shown
+        return code
+
+
 def load(start):
     path = os.path.join(FOLDER, start["entry"])
     sys.path[:0] = dict.fromkeys((os.path.dirname(path), FOLDER))
     os.chdir(FOLDER)
     name = os.path.splitext(os.path.basename(start["entry"]))[0]
-    spec = importlib.util.spec_from_file_location(name, path)
+    shown = start.get("shown") or start["entry"]
+    loader = None if shown == start["entry"] else NamedLoader(name, path, os.path.join(FOLDER, shown))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -7,6 +7,8 @@ child process with limits (source.py): a parser can be made to eat memory and ti
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import io
 import json
 import os
@@ -73,27 +75,78 @@ class Entry:
     """act, get_action or predict; "" where only running it can tell."""
 
 
+class SourceFault(enum.Enum):
+    """Why an entry file cannot work as an agent."""
+
+    SYNTAX = "syntax"
+    """Not Python."""
+    NO_AGENT = "no_agent"
+    """Sound, but it offers no agent."""
+
+
+class AdviceKind(enum.Enum):
+    LARGE_FILE = "large_file"
+    UNCHECKED = "unchecked"
+    """Only running it can tell."""
+    HIDES_MODULE = "hides_module"
+    SYNTAX = "syntax"
+    """In a file that the entry imports."""
+    MISSING_IMPORT = "missing_import"
+    """Of a package that agents do not have."""
+    FORBIDDEN_IMPORT = "forbidden_import"
+    RELATIVE_IMPORT = "relative_import"
+    CALL = "call"
+    """Of a function that does not help in a box."""
+    PRINTS = "prints"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Something that will probably not work or not help."""
+
+    kind: AdviceKind
+    path: str
+    """The file, as its author calls it."""
+    line: int = 0
+    """0 where it is about the whole file."""
+    text: str
+    module: str = ""
+    """The module that is imported or hidden."""
+
+    def __str__(self) -> str:
+        return _located(self.path, self.line, self.text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
     """What the source shows without running it."""
 
     entry: Entry | None
-    error: str
-    """Why it cannot work: a syntax error, no entry point. Empty when nothing speaks against it."""
-    warnings: tuple[str, ...]
+    fault: SourceFault | None = None
+    """Why it cannot work; None when nothing speaks against it."""
+    error: str = ""
+    """The fault in words for the author."""
+    advice: tuple[Advice, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The advice in words for the author."""
+        return tuple(map(str, self.advice))
 
 
 def load(
     source: str | os.PathLike[str] | bytes, *, name: str | None = None, limits: ArchiveLimits = DEFAULT_LIMITS
 ) -> AgentCode:
     """Reads an agent. Raises AgentError in words for its author."""
+    shown = ""
     if isinstance(source, bytes):
         files, default = from_bytes(source, limits), "agent"
     else:
         path = Path(source)
-        files, default = _from_path(path, limits), _default_name(path)
+        files, shown = _from_path(path, limits)
+        default = _default_name(path)
     entry, command = start_of(files)
-    return AgentCode(name=_checked_name(name or default), files=files, entry=entry, command=command)
+    return AgentCode(name=_checked_name(name or default), files=files, entry=entry, command=command, shown=shown)
 
 
 def lint(code: AgentCode, forbidden_imports: Sequence[str] = FORBIDDEN_IMPORTS) -> list[str]:
@@ -104,30 +157,35 @@ def lint(code: AgentCode, forbidden_imports: Sequence[str] = FORBIDDEN_IMPORTS) 
 def find_entry(code: AgentCode) -> Entry:
     """Raises AgentError for a syntax error, or where the entry file certainly has no agent."""
     report = inspect(code)
-    if report.error or report.entry is None:
+    if report.entry is None:
         raise AgentError(report.error)
     return report.entry
 
 
 def inspect(code: AgentCode, forbidden_imports: Sequence[str] = FORBIDDEN_IMPORTS) -> Inspection:
-    warnings = [
-        f"{path} has {len(data) / MB:.1f} MB: loading it counts as start-up time"
+    large = [
+        Advice(
+            kind=AdviceKind.LARGE_FILE,
+            path=path if path != code.entry else code.shown or path,
+            text=f"{len(data) / MB:.1f} MB: loading it counts as start-up time",
+        )
         for path, data in code.files.items()
         if len(data) > LARGE_FILE
     ]
     if code.command:
-        return Inspection(entry=Entry(kind="command", name=code.command[0]), error="", warnings=tuple(warnings))
-    entry, error, found = _parse_in_child(code, forbidden_imports)
-    return Inspection(entry=entry, error=error, warnings=(*warnings, *found))
+        return Inspection(entry=Entry(kind="command", name=code.command[0]), advice=tuple(large))
+    seen = _parse_in_child(code, forbidden_imports)
+    return dataclasses.replace(seen, advice=(*large, *seen.advice))
 
 
 # Where the files come from
 
 
-def _from_path(path: Path, limits: ArchiveLimits) -> dict[str, bytes]:
+def _from_path(path: Path, limits: ArchiveLimits) -> tuple[dict[str, bytes], str]:
+    """The files, and what errors call the only one where it is stored under another name."""
     try:
         if path.is_dir():
-            return FileSet(limits).add_folder(path)
+            return FileSet(limits).add_folder(path), ""
         # Without O_NONBLOCK a FIFO by that name would wait for ever.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -140,10 +198,12 @@ def _from_path(path: Path, limits: ArchiveLimits) -> dict[str, bytes]:
         raise AgentError(f"{path.name}: a notebook; export it as a .py file (File, Save as, Python)")
     if path.suffix != ".py" and not data.startswith(b"PK"):
         raise AgentError(f"{path.name}: {what_else(data)}; give a .py file, a folder or a zip")
-    return from_bytes(data, limits)
+    shown = "" if data.startswith(b"PK") else _shown(path.name)
+    return from_bytes(data, limits, shown=shown), shown
 
 
-def from_bytes(data: bytes, limits: ArchiveLimits) -> dict[str, bytes]:
+def from_bytes(data: bytes, limits: ArchiveLimits, *, shown: str = "") -> dict[str, bytes]:
+    """The files of a zip, or one Python file. `shown` is what errors call that one."""
     if len(data) > limits.total_bytes:
         raise AgentError(f"more than {limits.total_bytes // MB} MB; leave out data the agent does not need")
     if data.startswith(b"PK"):
@@ -153,7 +213,7 @@ def from_bytes(data: bytes, limits: ArchiveLimits) -> dict[str, bytes]:
     if b"\0" in data:
         raise AgentError(f"{what_else(data)}; give a .py file or a zip")
     # Always by this name: a file called random.py would be what its own `import random` finds.
-    return FileSet(limits).add_one(ENTRIES[0], data)
+    return FileSet(limits).add_one(ENTRIES[0], data, shown=shown)
 
 
 def what_else(data: bytes) -> str:
@@ -173,8 +233,8 @@ class FileSet:
         self._seen: dict[str, str] = {}
         self._total = 0
 
-    def add_one(self, path: str, data: bytes) -> dict[str, bytes]:
-        self._put(path, io.BytesIO(data))
+    def add_one(self, path: str, data: bytes, *, shown: str = "") -> dict[str, bytes]:
+        self._put(path, io.BytesIO(data), shown=shown)
         return self._files
 
     def add_zip(self, data: bytes) -> dict[str, bytes]:
@@ -234,8 +294,9 @@ class FileSet:
                     raise AgentError(f"{path}: not a plain file")
                 self._put(path, stream)
 
-    def _put(self, path: str, stream: Any, packed: int | None = None) -> None:
+    def _put(self, path: str, stream: Any, packed: int | None = None, *, shown: str = "") -> None:
         limits = self._limits
+        shown = shown or path
         if len(self._files) >= limits.files:
             raise AgentError(f"more than {limits.files} files; leave out what the agent does not need (.venv, data)")
         key = unicodedata.normalize("NFC", path).casefold()
@@ -249,10 +310,10 @@ class FileSet:
             data += chunk
             self._total += len(chunk)
             if len(data) > limits.file_bytes:
-                raise AgentError(f"{path}: more than {limits.file_bytes // MB} MB, the most for one file; split it")
+                raise AgentError(f"{shown}: more than {limits.file_bytes // MB} MB, the most for one file; split it")
             if self._total > limits.total_bytes:
                 raise AgentError(
-                    f"{path}: more than {limits.total_bytes // MB} MB with this one; leave out what is not needed"
+                    f"{shown}: more than {limits.total_bytes // MB} MB with this one; leave out what is not needed"
                 )
             if packed is not None and len(data) > MB and len(data) > packed * limits.ratio:
                 raise AgentError(
@@ -408,11 +469,17 @@ def _shown(text: str) -> str:
 # What the source shows
 
 
-def _parse_in_child(code: AgentCode, forbidden: Sequence[str]) -> tuple[Entry | None, str, list[str]]:
+def _located(path: str, line: int, text: str) -> str:
+    return f"{path} line {line}: {text}" if line else f"{path}: {text}"
+
+
+def _parse_in_child(code: AgentCode, forbidden: Sequence[str]) -> Inspection:
+    name = code.shown or code.entry
     modules = {path: data for path, data in code.files.items() if path.endswith(".py") and len(data) <= MAX_PARSED}
     unknown = Entry(kind="", name="")
     if code.entry not in modules:
-        return unknown, "", [f"{code.entry}: too large to check without running it"]
+        large = Advice(kind=AdviceKind.UNCHECKED, path=name, text="too large to check without running it")
+        return Inspection(entry=unknown, advice=(large,))
     request = {
         "entry": code.entry,
         "files": {path: data.decode("latin-1") for path, data in modules.items()},
@@ -432,7 +499,21 @@ def _parse_in_child(code: AgentCode, forbidden: Sequence[str]) -> tuple[Entry | 
     except (subprocess.TimeoutExpired, ValueError):
         answers = []
     if not answers:
-        return unknown, "", [f"{code.entry}: too complex to check without running it"]
+        hard = Advice(kind=AdviceKind.UNCHECKED, path=name, text="too complex to check without running it")
+        return Inspection(entry=unknown, advice=(hard,))
     found = answers[0]
+    advice = tuple(
+        Advice(
+            kind=AdviceKind(one["kind"]),
+            path=name if one["path"] == code.entry else _shown(one["path"]),
+            line=one["line"],
+            text=_shown(one["text"]),
+            module=_shown(one["module"]),
+        )
+        for one in answers[1:]
+    )
+    if found["fault"]:
+        error = _shown(_located(name, found["line"], found["error"]))
+        return Inspection(entry=None, fault=SourceFault(found["fault"]), error=error, advice=advice)
     entry = Entry(kind=found["kind"], name=found["name"], method=found["method"])
-    return None if found["error"] else entry, _shown(found["error"]), [_shown(text) for text in answers[1:]]
+    return Inspection(entry=entry, advice=advice)

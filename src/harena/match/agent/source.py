@@ -1,7 +1,8 @@
 """Reads the Python source of an agent without running it. Run by agents.py as a child process, which bounds what a
 source made to exhaust the parser can take; standard library only, and the file is its own program.
 
-One JSON object comes in on stdin; lines of JSON go out: first what the entry file has, then one warning each.
+One JSON object comes in on stdin; lines of JSON go out: first what the entry file has, then one warning each. Both have
+a kind by which the reader decides (load.SourceFault, load.AdviceKind); the text is for people and names no file.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ def own_modules(paths: Mapping[str, object]) -> list[str]:
     return sorted(names)
 
 
-def examine(data: bytes, path: str) -> dict[str, str]:
-    """Kind, name and method of what the entry file has, or the error that it cannot work."""
-    found = {"kind": "", "name": "", "method": "", "error": ""}
+def examine(data: bytes, path: str) -> dict[str, Any]:
+    """Kind, name and method of what the entry file has, or the fault for which it cannot work."""
+    found = {"kind": "", "name": "", "method": "", "fault": "", "line": 0, "error": ""}
     try:
         tree = parse(data, path)
     except SyntaxError as error:
-        line = f" line {error.lineno}" if error.lineno else ""
         text = f": {error.text.strip()[:80]}" if error.text else ""
-        return found | {"error": f"{path}{line}: {error.msg}{text}"}
+        return found | {"fault": "syntax", "line": error.lineno or 0, "error": f"{error.msg}{text}"}
     except ValueError as error:
-        return found | {"error": f"{path}: not Python source ({error})"}
+        return found | {"fault": "syntax", "error": f"not Python source ({error})"}
     names = top_level_names(tree)
     for kind, name in (("class", "Agent"), ("factory", "create_agent"), ("function", "act"), ("function", "agent")):
         if name in names:
-            return found | {"kind": kind, "name": name} | method_of(names[name], path)
+            return found | {"kind": kind, "name": name} | method_of(names[name])
     if "*" in names:
         return found
     close = [name for name in names if name.lower() in ("agent", "act", "create_agent", "createagent", "get_action")]
     hint = f"; found {close[0]}, which is not one of these names" if close else ""
     return found | {
-        "error": f"{path}: no agent in it: define `class Agent` with a method `act(self, observation)`, "
-        f"or `create_agent()`, or a function `act(observation)`{hint}"
+        "fault": "no_agent",
+        "error": "no agent in it: define `class Agent` with a method `act(self, observation)`, "
+        f"or `create_agent()`, or a function `act(observation)`{hint}",
     }
 
 
@@ -98,7 +99,7 @@ def _assigned(line: ast.stmt) -> Iterator[ast.Name]:
                 yield node
 
 
-def method_of(line: ast.stmt, path: str) -> dict[str, str]:
+def method_of(line: ast.stmt) -> dict[str, Any]:
     if not isinstance(line, ast.ClassDef):
         return {}
     defined = {part.name for part in line.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
@@ -113,15 +114,20 @@ def method_of(line: ast.stmt, path: str) -> dict[str, str]:
         return {}
     if defined & {"__getattr__", "__call__"} or stored & set(METHODS):
         return {}
-    return {"error": f"{path} line {line.lineno}: class Agent has no method act(self, observation)"}
+    return {"fault": "no_agent", "line": line.lineno, "error": "class Agent has no method act(self, observation)"}
 
 
-def advise_all(files: Mapping[str, bytes], request: dict[str, Any]) -> Iterator[str]:
+def advice(kind: str, path: str, text: str, *, line: int = 0, module: str = "") -> dict[str, Any]:
+    return {"kind": kind, "path": path, "line": line, "text": text, "module": module}
+
+
+def advise_all(files: Mapping[str, bytes], request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Warnings on the entry file and on what it imports: a training script beside it may do as it likes."""
     for path in sorted(files):
         name = path.removesuffix(".py")
         if name in sys.stdlib_module_names:
-            yield f"{path}: hides Python's own module {name} from the whole agent; rename it"
+            text = f"hides Python's own module {name} from the whole agent; rename it"
+            yield advice("hides_module", path, text, module=name)
     pending, done = [request["entry"]], set[str]()
     while pending:
         path = pending.pop(0)
@@ -130,7 +136,7 @@ def advise_all(files: Mapping[str, bytes], request: dict[str, Any]) -> Iterator[
             tree = parse(files[path], path)
         except (SyntaxError, ValueError) as error:
             if path != request["entry"]:
-                yield f"{path}: has a syntax error, importing it will fail: {error}"
+                yield advice("syntax", path, f"has a syntax error, importing it will fail: {error}")
             continue
         yield from advise(tree, path, request)
         names = _names_imported(tree)
@@ -151,21 +157,22 @@ def _names_imported(tree: ast.Module) -> set[str]:
     return names
 
 
-def advise(tree: ast.Module, path: str, request: dict[str, Any]) -> Iterator[str]:
+def advise(tree: ast.Module, path: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     guarded = _guarded(tree)
     for node in ast.walk(tree):
-        where = f"{path} line {getattr(node, 'lineno', 0)}"
+        line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Import | ast.ImportFrom):
             for module in _modules(node):
-                advice = _on_import(module, request, node in guarded)
-                if advice:
-                    yield f"{where}: imports {module}: {advice}"
+                kind, text = _on_import(module, request, node in guarded)
+                if kind:
+                    yield advice(kind, path, f"imports {module}: {text}", line=line, module=module)
             if isinstance(node, ast.ImportFrom) and node.level and path == request["entry"]:
-                yield f"{where}: the entry file is not in a package; write `import helper`, not `from . import helper`"
+                text = "the entry file is not in a package; write `import helper`, not `from . import helper`"
+                yield advice("relative_import", path, text, line=line)
         elif isinstance(node, ast.Call):
-            advice = _on_call(ast.unparse(node.func)) if isinstance(node.func, ast.Name | ast.Attribute) else ""
-            if advice:
-                yield f"{where}: {advice}"
+            text = _on_call(ast.unparse(node.func)) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+            if text:
+                yield advice("call", path, text, line=line)
         elif isinstance(node, ast.FunctionDef) and node.name in (*METHODS, "agent", "act_batch"):
             yield from _prints(node, path)
 
@@ -183,19 +190,21 @@ def _guarded(tree: ast.Module) -> set[ast.AST]:
     }
 
 
-def _on_import(module: str, request: dict[str, Any], guarded: bool) -> str:
+def _on_import(module: str, request: dict[str, Any], guarded: bool) -> tuple[str, str]:
+    """Kind and text of the advice; empty when there is none."""
     top = module.partition(".")[0]
     if top in request["known"]:
-        return ""
+        return "", ""
     if any(module == name or module.startswith(f"{name}.") for name in request["forbidden"]):
         if top in NETWORK:
-            return "there is no network in the box"
+            return "forbidden_import", "there is no network in the box"
         if top in PROCESSES:
-            return "other processes of an agent share its clock, its memory and its one core"
-        return "not wanted here"
+            return "forbidden_import", "other processes of an agent share its clock, its memory and its one core"
+        return "forbidden_import", "not wanted here"
     if top in sys.stdlib_module_names or guarded:
-        return ""
-    return "the box has the standard library and numpy only; put the package beside the agent, or do without it"
+        return "", ""
+    text = "the box has the standard library and numpy only; put the package beside the agent, or do without it"
+    return "missing_import", text
 
 
 def _on_call(name: str) -> str:
@@ -206,10 +215,11 @@ def _on_call(name: str) -> str:
     return ""
 
 
-def _prints(function: ast.FunctionDef, path: str) -> Iterator[str]:
+def _prints(function: ast.FunctionDef, path: str) -> Iterator[dict[str, Any]]:
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-            yield f"{path} line {node.lineno}: prints on every move: only the head and the tail of the log are kept"
+            text = "prints on every move: only the head and the tail of the log are kept"
+            yield advice("prints", path, text, line=node.lineno)
             return
 
 

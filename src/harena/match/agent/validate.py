@@ -108,9 +108,8 @@ def _what_happened(seat: SeatResult, number: int, game: Any, spec: MatchSpec) ->
         case SeatStatus.CRASH:
             return f"the agent failed in its move {seat.moves + 1}: {reason}"
         case SeatStatus.ILLEGAL:
-            wanted = f". An action is {in_words(game.action_space(number).describe())}"
-            told = "" if "expected" in reason else wanted
-            return f"the agent's action is not allowed in {game.id}: {reason}{told}"
+            wanted = in_words(game.action_space(number).describe())
+            return f"the agent's action is not allowed in {game.id}: {reason}. An action is {wanted}"
         case SeatStatus.MEMORY:
             return f"the agent used more than {spec.memory_mb} MB of memory: {reason}"
         case SeatStatus.OUTPUT:
