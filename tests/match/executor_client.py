@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from harena.match.executor import config, server
-from harena.match.executor.matches import Runner
 from harena.match.executor.pb import executor_pb2 as pb
 from harena.match.result import MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.run.protocol import MatchRunner
 
 FIRST_FREE = b"""
 print("loaded")
@@ -97,6 +97,9 @@ class FakeHandle:
         self.cancelled.set()
         self._runner.bell()
 
+    def results(self, timeout: float | None = None) -> list[MatchResult]:
+        return [self.result(timeout)]
+
     def result(self, timeout: float | None = None) -> MatchResult:
         if not self._runner.wait(self, timeout):
             raise TimeoutError
@@ -114,7 +117,9 @@ class FakeRunner:
         self._free = True
         self._condition = threading.Condition()
 
-    def submit(self, spec: MatchSpec, on_event: Callable[[dict[str, Any]], object] | None = None) -> FakeHandle:
+    def submit(
+        self, spec: MatchSpec, on_event: Callable[[dict[str, Any]], object] | None = None, *, seeds: object = None
+    ) -> FakeHandle:
         handle = FakeHandle(self, spec, on_event)
         with self._condition:
             self.submitted.append(handle)
@@ -182,7 +187,9 @@ def types(events: Iterator[pb.MatchEvent]) -> list[str]:
     return [event.type for event in events]
 
 
-def serving(runner: Runner, tmp_path: Path, text: str = "", door: server.Door | None = None) -> server.RunningServer:
+def serving(
+    runner: MatchRunner, tmp_path: Path, text: str = "", door: server.Door | None = None
+) -> server.RunningServer:
     text = text or "executor: {port: 0, max_matches: 2}"
     settings = config.parse(f"{text}\nreplay: {{folder: {tmp_path / 'replays'}}}")
     return server.start(settings, runner=runner, door=door)

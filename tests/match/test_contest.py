@@ -10,7 +10,7 @@ import pytest
 
 from harena.errors import StartTimeout
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
-from harena.match.series import contest
+from harena.match.run.protocol import wait
 from harena.match.series.contest import Contest, Finished, ahead, lockstep
 from harena.match.series.schedule import Pairing
 from harena.match.series.tournament import Fixed, SingleElimination, round_robin, series
@@ -149,6 +149,9 @@ class Handle:
     def __init__(self, spec: MatchSpec, seeds: Sequence[int] | None, waits: int) -> None:
         self.spec, self.seeds, self.waits, self.cancelled = spec, seeds, waits, False
 
+    def result(self, timeout: float | None = None) -> MatchResult:
+        return self.results(timeout)[0]
+
     def results(self, timeout: float | None = None) -> list[MatchResult]:
         if self.waits:
             self.waits -= 1
@@ -163,7 +166,7 @@ class Runner:
     def __init__(self) -> None:
         self.handles: list[Handle] = []
 
-    def submit(self, spec: MatchSpec, *, seeds: Sequence[int] | None = None) -> Handle:
+    def submit(self, spec: MatchSpec, on_event: object = None, *, seeds: Sequence[int] | None = None) -> Handle:
         self.handles.append(Handle(spec, seeds, waits=len(self.handles) % 3))
         return self.handles[-1]
 
@@ -202,7 +205,7 @@ def test_a_timeout_of_the_match_itself_is_not_waited_for() -> None:
             raise StartTimeout("no box in time")
 
     with pytest.raises(StartTimeout):
-        contest._wait(Broken(spec_of(series(2, 1, mirror=False, seed=1)[0]), None, waits=1))
+        wait(Broken(spec_of(series(2, 1, mirror=False, seed=1)[0]), None, waits=1))
 
 
 def test_an_interrupted_contest_keeps_what_was_finished() -> None:

@@ -24,10 +24,11 @@ from harena.arena.queue.workers import Commit
 from harena.arena.settings import EnvironmentSettings
 from harena.arena.submissions.evaluate import Cancelled
 from harena.arena.submissions.service import Submissions
-from harena.errors import HarenaError, SpecError
+from harena.errors import SpecError
 from harena.match.replay import format as replay_format
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
-from harena.match.run.runner import Handle, Runner
+from harena.match.run.protocol import wait
+from harena.match.run.runner import Runner
 
 JOB = "match"
 POLL_S = 0.2
@@ -86,7 +87,7 @@ class Matches:
             self._hub.end_frames(match.id)  # what the attempt before has shown
         spec = play_spec(self._store, self._submissions, match)
         handle = self._runner.submit(spec, lambda event: self._hub.frame(match.id, public(event)))
-        result = _wait(handle, cancelled)
+        result = wait(handle, cancelled, POLL_S)[0]
         end = self._end(result)
         return lambda: self._finish(match.id, **end)
 
@@ -214,17 +215,6 @@ def _platform_fault(result: MatchResult) -> str:
     if not all(map(math.isfinite, result.scores)):
         return f"{result.environment} gave scores that are no numbers"
     return ""
-
-
-def _wait(handle: Handle, cancelled: Callable[[], bool]) -> MatchResult:
-    while True:
-        try:
-            return handle.result(timeout=POLL_S)
-        except TimeoutError as error:
-            if isinstance(error, HarenaError):
-                raise  # the match's own, not that of this wait
-        if cancelled():
-            handle.cancel()
 
 
 def _key(match_id: str) -> str:

@@ -36,6 +36,7 @@ from harena.arena.ladder.standings import Standings
 from harena.errors import SpecError
 from harena.match import registry
 from harena.match.series import tournament
+from harena.match.series.driver import Series
 from harena.match.series.schedule import Pairing, Schedule
 
 FORMATS = ("round-robin", "swiss", "elimination", "double-elimination")
@@ -238,22 +239,22 @@ class Tournaments:
 
 
 class _UnderWay:
-    """A schedule and the matches made of it. Results are reported in the order of the schedule, whoever ends first."""
+    """A series and the matches made of it, some of them in other processes."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.over = False
         self.news = False
         """Whether the result is another than when it was last asked for."""
         self.told_at = -TELL_S
-        self._round: list[Pairing] = []
-        """What is not reported yet of the round that is played."""
-        self._next = 0
-        """The first of it that has no match yet."""
+        self._series = Series(schedule, _report)
         self._of: dict[str, Pairing] = {}
-        self._results: dict[Pairing, Match] = {}
+        """By match, of those that are open."""
         self._made: dict[Pairing, str] = {}
         self._ties: dict[int, list[Pairing]] = {}
+
+    @property
+    def over(self) -> bool:
+        return self._series.over
 
     @property
     def outstanding(self) -> list[str]:
@@ -261,26 +262,18 @@ class _UnderWay:
 
     def todo(self, window: int) -> list[Pairing]:
         """The games to make now, so that `window` are open; also ends the round when all of it is reported."""
-        if not self._round:
-            self._round, self._next = self.schedule.next_round(), 0
-            self.over = not self._round
-        count = max(0, window - len(self._of))
-        return self._round[self._next : self._next + count]
+        return self._series.todo(max(0, window - len(self._of)))
 
     def made(self, pairing: Pairing, match: Match) -> None:
         self._of[match.id] = pairing
         self._made[pairing] = match.id
         self._ties.setdefault(pairing.tie, []).append(pairing)
-        self._next += 1
+        self._series.begun(pairing)
         self.news = True
 
     def ended(self, match: Match) -> None:
-        self._results[self._of.pop(match.id)] = match
         self.news = True
-        while self._round and self._round[0] in self._results:
-            pairing = self._round.pop(0)
-            self._next -= 1
-            _report(self.schedule, pairing, self._results.pop(pairing))
+        self._series.ended(self._of.pop(match.id), match)
 
     def replay(self, made: dict[int, list[Match]]) -> None:
         """Takes in all that was made before, by the number of its pairing and then by attempt."""
@@ -318,7 +311,7 @@ class _UnderWay:
         if isinstance(self.schedule, tournament.Elimination):
             return self._stages(self.schedule, points)
         rounds: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-        still_open = {pairing.tie for pairing in self._round}
+        still_open = {pairing.tie for pairing in self._series.unreported}
         for tie, pairings in self._ties.items():
             agents = sorted(pairings[0].seats)
             scores = [points[tie][agent] for agent in agents]

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harena.arena.queue.jobs import Job, Queue
 from harena.arena.queue.workers import Commit
 from harena.errors import HarenaError
 from harena.match.result import MatchResult, MatchSpec, MatchStatus
-from harena.match.run.runner import Handle, Runner
+from harena.match.run.protocol import MatchHandle, wait
+from harena.match.run.runner import Runner, without_result
 
 JOB = "desk"
-POLL_S = 0.05
 
 Event = dict[str, Any]
 
@@ -28,37 +28,45 @@ class Ticket:
     """A match that waits or is played. Safe to use from any thread."""
 
     def __init__(
-        self, spec: MatchSpec, on_event: Callable[[Event], object] | None, withdraw: Callable[[Ticket], None]
-    ) -> None:  # fmt: skip
+        self,
+        spec: MatchSpec,
+        seeds: Sequence[int] | None,
+        on_event: Callable[[Event], object] | None,
+        withdraw: Callable[[Ticket], None],
+    ) -> None:
         self.id = uuid.uuid4().hex
         self.job_id = 0
         self.spec = spec
+        self.seeds = seeds
         self.on_event = on_event
-        self.handle: Handle | None = None
+        self.handle: MatchHandle | None = None
         self._withdraw = withdraw
         self._began = threading.Event()
         self._ended = threading.Event()
-        self._result: MatchResult | None = None
+        self._results: list[MatchResult] = []
         self._error: HarenaError | None = None
 
     def result(self, timeout: float | None = None) -> MatchResult:
+        return self.results(timeout)[0]
+
+    def results(self, timeout: float | None = None) -> list[MatchResult]:
         """The timeout is that of the game: waiting for a slot does not count."""
         self._began.wait()
         if not self._ended.wait(timeout):
             raise TimeoutError(f"the match has not ended within {timeout:g} s")
-        if self._result is None:
+        if not self._results:
             raise self._error or HarenaError("the match was not played")
-        return self._result
+        return self._results
 
     def cancel(self) -> None:
         self._withdraw(self)
 
-    def begin(self, handle: Handle) -> None:
+    def begin(self, handle: MatchHandle) -> None:
         self.handle = handle
         self._began.set()
 
-    def end(self, result: MatchResult | None, error: HarenaError | None = None) -> None:
-        self._result, self._error = result, error
+    def end(self, results: list[MatchResult], error: HarenaError | None = None) -> None:
+        self._results, self._error = results, error
         self._ended.set()
         self._began.set()
 
@@ -76,8 +84,14 @@ class Desk:
     def workers(self) -> int:
         return self._runner.workers
 
-    def submit(self, spec: MatchSpec, on_event: Callable[[Event], object] | None = None) -> Ticket:
-        ticket = Ticket(spec, on_event, self._cancel)
+    def submit(
+        self,
+        spec: MatchSpec,
+        on_event: Callable[[Event], object] | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> Ticket:
+        ticket = Ticket(spec, seeds, on_event, self._cancel)
         with self._lock:
             self._open[ticket.id] = ticket
         try:
@@ -93,13 +107,13 @@ class Desk:
         with self._lock:
             ticket = self._open.get(job.payload["ticket"])
             if ticket is not None and ticket.handle is None:
-                ticket.begin(self._runner.submit(ticket.spec, ticket.on_event))
+                ticket.begin(self._runner.submit(ticket.spec, ticket.on_event, seeds=ticket.seeds))
         if ticket is None or ticket.handle is None:
             return _nothing
         try:
-            ticket.end(_wait(ticket.handle, cancelled))
+            ticket.end(wait(ticket.handle, cancelled))
         except HarenaError as error:
-            ticket.end(None, error)
+            ticket.end([], error)
         finally:
             self._close(ticket.id)
         return _nothing
@@ -108,7 +122,7 @@ class Desk:
         """The platform gave its job up."""
         ticket = self._close(job.payload["ticket"])
         if ticket is not None:
-            ticket.end(None, HarenaError(f"the match could not be played: {job.reason}"))
+            ticket.end([], HarenaError(f"the match could not be played: {job.reason}"))
 
     def _cancel(self, ticket: Ticket) -> None:
         with self._lock:
@@ -119,23 +133,12 @@ class Desk:
             handle.cancel()
             return
         self._queue.cancel(ticket.job_id)
-        waiting = Handle(0, ticket.spec, None, None, lambda _: None)
-        ticket.end(waiting.without_result(MatchStatus.CANCELLED, "the match was cancelled before it began")[0])
+        error = "the match was cancelled before it began"
+        ticket.end(without_result(ticket.spec, ticket.seeds, MatchStatus.CANCELLED, error))
 
     def _close(self, ticket_id: str) -> Ticket | None:
         with self._lock:
             return self._open.pop(ticket_id, None)
-
-
-def _wait(handle: Handle, cancelled: Callable[[], bool]) -> MatchResult:
-    while True:
-        try:
-            return handle.result(timeout=POLL_S)
-        except TimeoutError as error:
-            if isinstance(error, HarenaError):
-                raise  # the match's own, not that of this wait
-        if cancelled():
-            handle.cancel()
 
 
 def _nothing() -> None:

@@ -27,7 +27,8 @@ from harena.errors import BoxError, HarenaError, Retry, SpecError
 from harena.match import registry
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.run.play import Rack, play
-from harena.match.run.runner import Handle, Runner
+from harena.match.run.protocol import wait
+from harena.match.run.runner import Runner
 from harena.statistics import Interval
 
 EPISODES = 20
@@ -46,7 +47,6 @@ rewards are real numbers an agent could write what it saw into them."""
 EXACT_DIGITS = 6
 """Significant digits of a published score whose interval has no width."""
 LOG_CHARACTERS = 4000
-POLL_S = 0.05
 
 Cancel = Callable[[], bool]
 
@@ -425,19 +425,11 @@ class _OnRunner:
     def play(self, specs: Sequence[MatchSpec]) -> list[MatchResult]:
         handles = [self._runner.submit(spec) for spec in specs]
         try:
-            return [self._result(handle) for handle in handles]
+            return [wait(handle, self._cancelled)[0] for handle in handles]
+        except (BoxError, SpecError):
+            raise
+        except HarenaError as error:
+            raise EvaluationVoid(str(error), retry=Retry.UNKNOWN) from error
         finally:
             for handle in handles:
                 handle.cancel()
-
-    def _result(self, handle: Handle) -> MatchResult:
-        while True:
-            try:
-                return handle.results(POLL_S if self._cancelled else None)[0]
-            except TimeoutError:
-                if self._cancelled and self._cancelled():
-                    handle.cancel()
-            except (BoxError, SpecError):
-                raise
-            except HarenaError as error:
-                raise EvaluationVoid(str(error), retry=Retry.UNKNOWN) from error

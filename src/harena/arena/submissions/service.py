@@ -45,6 +45,7 @@ from harena.errors import BackendUnavailable
 from harena.match.agent import load as agents
 from harena.match.agent import validate
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, SeatStatus
+from harena.match.run.protocol import wait
 from harena.match.run.runner import Runner
 from harena.sandbox.box import Sandbox
 
@@ -495,13 +496,7 @@ class Submissions:
         return self._runner
 
     def _played(self, spec: MatchSpec, cancelled: Callable[[], bool]) -> MatchResult:
-        handle = self._table().submit(spec)
-        while True:
-            try:
-                return handle.result(POLL_S)
-            except TimeoutError:
-                if cancelled():
-                    handle.cancel()
+        return wait(self._table().submit(spec), cancelled)[0]
 
     def _keep_log(self, log: str) -> str | None:
         return self._files.put(log.encode("utf-8", "replace")[-MAX_LOG:]) if log else None

@@ -6,12 +6,13 @@ steps and is told how many, and slows nobody down.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -24,8 +25,10 @@ from harena.match.executor.fetch import Fetcher, FetchFailed, FetchRefused
 from harena.match.executor.orders import Order, Refused
 from harena.match.executor.replays import Store
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
+from harena.match.run.protocol import MatchHandle, MatchRunner
 from harena.match.series import tournament
-from harena.match.series.schedule import Pairing
+from harena.match.series.driver import Series, drive
+from harena.match.series.schedule import Pairing, Schedule
 
 BACKLOG = 256
 """Events kept for a watcher that does not keep up."""
@@ -35,13 +38,12 @@ SLACK_S = 15.0
 Event = dict[str, Any]
 
 
-class Handle(Protocol):
-    def result(self, timeout: float | None = None) -> MatchResult: ...
-    def cancel(self) -> None: ...
+class _Stopped(Exception):
+    """The series ends here, without a result of the game that was next."""
 
-
-class Runner(Protocol):
-    def submit(self, spec: MatchSpec, on_event: Callable[[Event], object] | None = None) -> Handle: ...
+    def __init__(self, status: MatchStatus, error: str, cause: VoidCause | None = None) -> None:
+        super().__init__(error)
+        self.status, self.error, self.cause = status, error, cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ class Match:
         self.wall_s = 0.0
         self._settings = settings
         self._lock = threading.Lock()
-        self._handle: Handle | None = None
+        self._handle: MatchHandle | None = None
         self._stopped = ""
         self._listening = threading.Lock()
         self._watchers: list[Watcher] = []
@@ -173,11 +175,13 @@ class Match:
 
     # ---- the series ----
 
-    def play(self, runner: Runner, fetcher: Fetcher, store: Store) -> None:
+    def play(self, runner: MatchRunner, fetcher: Fetcher, store: Store) -> None:
         """Never raises for what a client, an agent or a runner can do: `status` and `error` say how it went."""
         started = time.monotonic()
         try:
             self._series(runner, fetcher, store, started + self.order.timeout_s)
+        except _Stopped as stop:
+            self._end(stop.status, stop.error, stop.cause)
         except HarenaError as error:
             self._end(MatchStatus.VOID, str(error))
         finally:
@@ -185,28 +189,24 @@ class Match:
         if self._stopped:
             self._end(MatchStatus.CANCELLED, self._stopped)
 
-    def _series(self, runner: Runner, fetcher: Fetcher, store: Store, ends_at: float) -> None:
+    def _series(self, runner: MatchRunner, fetcher: Fetcher, store: Store, ends_at: float) -> None:
+        """Ends with the first game that has no result: its caller decides whether to ask again."""
         codes = self._codes(fetcher)
-        for number, pairing in enumerate(self.pairings):
-            seated = [codes[agent] for agent in pairing.seats]
-            left_s = ends_at - time.monotonic()
-            if left_s <= 0:
-                return self._end(MatchStatus.TIMEOUT, self._too_long())
-            self._tell("started", number, None)
-            if any(isinstance(code, str) for code in seated):
-                result = self._forfeit(pairing, seated)
-            else:
-                spec = self._spec(pairing, [code for code in seated if isinstance(code, AgentCode)], left_s)
-                result = self._play_one(runner, spec, number)
-            if result is None:
-                return None
-            self._keep(number, pairing, result, store)
-            self._tell("finished", number, self.games[-1])
-            if result.status is not MatchStatus.FINISHED:
-                return self._end(result.status, result.error or result.reason, result.cause)
-        return None
 
-    def _keep(self, number: int, pairing: Pairing, result: MatchResult, store: Store) -> None:
+        def play(pairings: Iterator[Pairing]) -> Iterator[MatchResult]:
+            for pairing in pairings:
+                yield self._play_one(runner, pairing, [codes[agent] for agent in pairing.seats], ends_at)
+
+        series = Series(tournament.Fixed(len(codes), self.pairings), _played)
+        with contextlib.closing(drive(series, play)) as games:
+            for pairing, result in games:
+                self._keep(pairing, result, store)
+                self._tell("finished", pairing.number, self.games[-1])
+                if result.status is not MatchStatus.FINISHED:
+                    raise _Stopped(result.status, result.error or result.reason, result.cause)
+
+    def _keep(self, pairing: Pairing, result: MatchResult, store: Store) -> None:
+        number = pairing.number
         for agent, seat in zip(pairing.seats, result.seats, strict=True):
             if agent not in self.faults:
                 self.logs[agent] = seat.log
@@ -258,21 +258,32 @@ class Match:
             record=order.record or order.include_replay,
         )
 
-    def _play_one(self, runner: Runner, spec: MatchSpec, number: int) -> MatchResult | None:
+    def _play_one(
+        self, runner: MatchRunner, pairing: Pairing, seated: Sequence[AgentCode | str], ends_at: float
+    ) -> MatchResult:
+        left_s = ends_at - time.monotonic()
+        if left_s <= 0:
+            raise _Stopped(MatchStatus.TIMEOUT, self._too_long())
+        self._tell("started", pairing.number, None)
+        codes = [code for code in seated if isinstance(code, AgentCode)]
+        if len(codes) < len(seated):
+            return self._forfeit(pairing, seated)
+        spec = self._spec(pairing, codes, left_s)
+
         def on_event(event: Event) -> None:
             if event.get("type") == "step":
-                self._tell("step", number, event)
+                self._tell("step", pairing.number, event)
 
         with self._lock:
             if self._stopped:
-                return None
+                raise _Stopped(MatchStatus.CANCELLED, self._stopped)
             handle = self._handle = runner.submit(spec, on_event=on_event if self.order.watchable else None)
         try:
             return handle.result(timeout=spec.clock.match_s + SLACK_S)
         except TimeoutError:
             handle.cancel()
-            self._end(MatchStatus.VOID, "the runner did not answer in time", VoidCause.WORKER_LOST)
-            return None
+            error = "the runner did not answer in time"
+            raise _Stopped(MatchStatus.VOID, error, VoidCause.WORKER_LOST) from None
         finally:
             self._handle = None
 
@@ -310,6 +321,11 @@ class Match:
 
     def _end(self, status: MatchStatus, error: str, cause: VoidCause | None = None) -> None:
         self.status, self.error, self.cause = status, error, cause
+
+
+def _played(schedule: Schedule, pairing: Pairing, result: MatchResult) -> None:
+    """The answer to the call is made of the games themselves: the schedule need not know how they went."""
+    schedule.report(pairing)
 
 
 def archive_limits(settings: Config) -> agents.ArchiveLimits:

@@ -22,11 +22,12 @@ from harena.match.agent import validate
 from harena.match.executor import answers, orders
 from harena.match.executor.config import Config
 from harena.match.executor.fetch import Fetcher
-from harena.match.executor.matches import SLACK_S, Board, Match, Runner, Watcher, archive_limits
+from harena.match.executor.matches import SLACK_S, Board, Match, Watcher, archive_limits
 from harena.match.executor.orders import CALLER, Refused
 from harena.match.executor.pb import executor_pb2 as pb
 from harena.match.executor.replays import Store
 from harena.match.result import Clock, MatchResult, MatchSpec
+from harena.match.run.protocol import MatchRunner
 
 log = logging.getLogger("harena.executor")
 
@@ -38,7 +39,9 @@ Context = grpc.ServicerContext
 
 
 class Service:
-    def __init__(self, settings: Config, runner: Runner, *, max_matches: int, fetcher: Fetcher | None = None) -> None:
+    def __init__(
+        self, settings: Config, runner: MatchRunner, *, max_matches: int, fetcher: Fetcher | None = None
+    ) -> None:
         self._settings = settings
         self._runner = runner
         self._fetcher = fetcher or Fetcher(settings.fetch)

@@ -39,7 +39,10 @@ MAX_SEATED = 16
 
 class Rack:
     """Keeps the boxes of ended matches for the next ones: an agent gets a process, namespaces and files of its own in
-    there, and leaves nothing behind. Agents of a series may stay seated: `MatchSpec.keep`. For one thread."""
+    there, and leaves nothing behind. Agents of a series may stay seated: `MatchSpec.keep`. For one thread.
+
+    Not a SandboxPool: that gives a box out once and makes new ones in threads of its own, which would take time from
+    the clocks of a match. A rack uses a box again, with the process for the next agent already started in it."""
 
     def __init__(self, spec: Spec | None = None) -> None:
         self._spec = spec or box_spec()

@@ -94,20 +94,34 @@ class Handle:
         for callback in callbacks:
             callback(self)
 
-    def without_result(self, status: MatchStatus, error: str, cause: VoidCause | None = None) -> list[MatchResult]:
-        seats = tuple(
-            SeatResult(
-                agent=code.name, status=SeatStatus.OK, reason="", score=0.0, cpu_s=0.0, moves=0, start_s=0.0, log=""
-            )
-            for code in self.spec.agents
+    def finish_without(self, status: MatchStatus, error: str, cause: VoidCause | None = None) -> None:
+        self.finish(without_result(self.spec, self.seeds, status, error, cause))
+
+
+def without_result(
+    spec: MatchSpec, seeds: Sequence[int] | None, status: MatchStatus, error: str, cause: VoidCause | None = None
+) -> list[MatchResult]:
+    """The results of a match that was not played to its end; of lockstep games, one per seed."""
+    seats = tuple(
+        SeatResult(agent=code.name, status=SeatStatus.OK, reason="", score=0.0, cpu_s=0.0, moves=0, start_s=0.0, log="")
+        for code in spec.agents
+    )
+    return [
+        MatchResult(
+            match_id=spec.match_id,
+            environment=spec.environment,
+            seed=seed,
+            status=status,
+            winner=None,
+            reason="",
+            steps=0,
+            wall_s=0.0,
+            seats=seats,
+            error=error,
+            cause=cause,
         )
-        return [
-            MatchResult(
-                match_id=self.spec.match_id, environment=self.spec.environment, seed=seed, status=status, winner=None,
-                reason="", steps=0, wall_s=0.0, seats=seats, error=error, cause=cause,
-            )
-            for seed in self.seeds or [self.spec.seed]
-        ]  # fmt: skip
+        for seed in seeds or [spec.seed]
+    ]
 
 
 class _Worker:
@@ -264,7 +278,7 @@ class Runner:
                 self._todo.remove(handle)
             at_work = next((one for one in self._workers if one.handle is handle), None)
         if waiting:
-            handle.finish(handle.without_result(MatchStatus.CANCELLED, "the match was cancelled before it began"))
+            handle.finish_without(MatchStatus.CANCELLED, "the match was cancelled before it began")
         elif at_work is not None:
             at_work.send(worker.Cancel(handle.id))
 
@@ -308,7 +322,7 @@ class Runner:
         if handle is not None:
             code = one.process.returncode
             error = f"the worker that played it died (status {code})"
-            handle.finish(handle.without_result(MatchStatus.VOID, error, VoidCause.WORKER_LOST))
+            handle.finish_without(MatchStatus.VOID, error, VoidCause.WORKER_LOST)
         if not self._closed:
             self._hire(one.cpu)
 
@@ -322,7 +336,7 @@ class Runner:
 
     def _dismiss_all(self) -> None:
         for handle in [*self._todo, *(one.handle for one in self._workers if one.handle)]:
-            handle.finish(handle.without_result(MatchStatus.CANCELLED, "the runner was closed"))
+            handle.finish_without(MatchStatus.CANCELLED, "the runner was closed")
         self._todo.clear()
         for one in self._workers:
             self._selector.unregister(one.sock)

@@ -1,3 +1,3 @@
-"""Several games of the same agents: the `schedule`, the `tournament`, and the `contest` that plays them."""
+"""Several games of the same agents: the `schedule`, the `tournament`, the `driver` and the `contest` with its table."""
 
 from __future__ import annotations

@@ -1,36 +1,28 @@
-"""A schedule, played: games go to a runner, results come back into the schedule and make a table.
+"""A schedule, played on a runner, and the table of its results.
 
-Guarantees: results are reported in the order of the schedule, whoever finished first, so that the same results give the
-same tournament; what was finished stays when it is interrupted. Does not say who is better: statistics.py does.
+Guarantees: those of `driver`; what was finished stays when it is interrupted. Does not say who is better: statistics.py
+does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from harena import statistics
-from harena.errors import HarenaError
 from harena.match.result import MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
+from harena.match.run.protocol import MatchHandle, MatchRunner, wait
+from harena.match.series.driver import Series, drive, report_result
 from harena.match.series.schedule import Pairing, Schedule, Standing
 from harena.statistics import Comparison, Interval
 
-POLL_S = 0.2
 ALL_PAIRS = 32
-"""Up to so many agents every pair is compared, above it only neighbours in the table."""
-
-
-class Handle(Protocol):
-    def results(self, timeout: float | None = None) -> list[MatchResult]: ...
-    def cancel(self) -> None: ...
-
-
-class Runner(Protocol):
-    def submit(self, spec: MatchSpec, *, seeds: Sequence[int] | None = None) -> Handle: ...
+"""Up to this many agents every pair is compared, above it only neighbours in the table."""
 
 
 Play = Callable[[Iterator[MatchSpec]], Iterator[MatchResult]]
@@ -102,13 +94,12 @@ class Contest:
     ) -> None:
         """To the end, or to the first exception; what was finished by then stays."""
         total = self.schedule.expected
-        while pairings := self.schedule.next_round():
-            results = play(self._spec_of(pairing) for pairing in pairings)
-            for pairing, result in zip(pairings, results, strict=True):
+        series = Series(self.schedule, report_result)
+        with contextlib.closing(drive(series, lambda pairings: play(map(self._spec_of, pairings)))) as played:
+            for pairing, result in played:
                 game = Finished(pairing, result)
                 finished(game)
                 self.games.append(_lean(game))
-                _report(self.schedule, game)
                 progress(len(self.games), max(total, len(self.games)))
 
     # ---- what came out ----
@@ -191,30 +182,20 @@ def _winner(points: Sequence[float]) -> int | None:
     return points.index(1.0) if len(points) > 1 and 1.0 in points else None
 
 
-def _report(schedule: Schedule, game: Finished) -> None:
-    result = game.result
-    if result.status is MatchStatus.FINISHED and all(map(math.isfinite, result.scores)):
-        schedule.report(game.pairing, scores=result.scores, winner=result.winner)
-    elif result.status is MatchStatus.TIMEOUT:
-        schedule.report(game.pairing)  # nobody was to blame alone: a draw
-    else:
-        schedule.report(game.pairing, void=True)  # so is a game that ends in scores that are no numbers
-
-
-def ahead(runner: Runner, window: int) -> Play:
+def ahead(runner: MatchRunner, window: int) -> Play:
     """Plays on a runner with `window` matches handed over, so that none of its workers waits and not all is held at
     once. What is under way is called off when the results are not read to the end."""
 
     def play(specs: Iterator[MatchSpec]) -> Iterator[MatchResult]:
-        under_way: deque[Handle] = deque()
+        under_way: deque[MatchHandle] = deque()
         try:
             for spec in specs:
                 under_way.append(runner.submit(spec))
                 if len(under_way) >= window:
-                    yield _wait(under_way[0])[0]
+                    yield wait(under_way[0])[0]
                     under_way.popleft()
             while under_way:
-                yield _wait(under_way[0])[0]
+                yield wait(under_way[0])[0]
                 under_way.popleft()
         finally:
             for handle in under_way:
@@ -223,7 +204,7 @@ def ahead(runner: Runner, window: int) -> Play:
     return play
 
 
-def lockstep(runner: Runner, batch: int) -> Play:
+def lockstep(runner: MatchRunner, batch: int) -> Play:
     """Plays up to `batch` games of the same agents in the same seats at once."""
 
     def play(specs: Iterator[MatchSpec]) -> Iterator[MatchResult]:
@@ -232,26 +213,16 @@ def lockstep(runner: Runner, batch: int) -> Play:
         for number, spec in enumerate(every):
             same[tuple(code.name for code in spec.agents)].append(number)
         batches = [numbers[at : at + batch] for numbers in same.values() for at in range(0, len(numbers), batch)]
-        handles: dict[int, tuple[Handle, int]] = {}
+        handles: dict[int, tuple[MatchHandle, int]] = {}
         try:
             for numbers in sorted(batches):
                 handle = runner.submit(every[numbers[0]], seeds=[every[number].seed for number in numbers])
                 handles |= {number: (handle, at) for at, number in enumerate(numbers)}
             for number in range(len(every)):
                 handle, at = handles[number]
-                yield _wait(handle)[at]
+                yield wait(handle)[at]
         finally:
             for handle, _ in handles.values():
                 handle.cancel()  # nothing happens to those that have ended
 
     return play
-
-
-def _wait(handle: Handle) -> list[MatchResult]:
-    """In short waits, so that Ctrl-C comes through."""
-    while True:
-        try:
-            return handle.results(timeout=POLL_S)
-        except TimeoutError as error:
-            if isinstance(error, HarenaError):
-                raise  # the match's own, not that of this wait
