@@ -35,7 +35,8 @@ import browser  # pyright: ignore[reportMissingImports]
 import jobs as jobs_bench
 import ladder as ladder_bench
 
-from harena.arena.db.store import Filter, Sort, Store
+from harena.arena.db.records import Filter, Sort
+from harena.arena.db.store import Store
 from harena.client import ArenaClient
 from harena.sandbox.bench import Row, table
 
@@ -157,7 +158,7 @@ def found_at(page: Any) -> float:
 def stored_at(folder: Path, submission_id: str) -> float:
     store = Store(f"sqlite:///{folder}/arena.db")
     try:
-        return store.submission(submission_id).updated_at
+        return store.submissions.get(submission_id).updated_at
     finally:
         store.close()
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from harena.arena.db import models
 from harena.arena.db.models import EnvironmentKind, Kind, State
-from harena.arena.db.store import Filter, Sort, Store
+from harena.arena.db.records import Filter, Sort
+from harena.arena.db.store import Store
 
 ENV = "CartPole-v1"
 PER_OWNER = 10
@@ -49,7 +50,7 @@ def entries(rows: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def fill(store: Store, rows: int) -> None:
-    store.put_environment(ENV, EnvironmentKind.VERIFIED)
+    store.environments.put(ENV, EnvironmentKind.VERIFIED)
     place = ("env_id", "kind", "owner_id", "algorithm", "score")
     for batch in entries(rows):
         owners = {row["owner_id"]: f"owner {int(row['owner_id'], 16)}" for row in batch}
@@ -67,7 +68,7 @@ def read_ms(store: Store, where: Filter, sort: Sort, reads: int) -> dict[str, fl
     times: list[float] = []
     for _ in range(reads):
         start = time.perf_counter()
-        store.leaderboard(ENV, where=where, sort=sort, limit=50)
+        store.boards.top(ENV, where=where, sort=sort, limit=50)
         times.append((time.perf_counter() - start) * 1000)
         if sum(times) > 10_000:
             break

@@ -15,12 +15,12 @@ import threading
 import time
 
 from harena.arena.db.database import Database
-from harena.arena.queue.jobs import Queue
+from harena.arena.db.jobs import Queue
 
 CLAIMER = """
 import sys
 from harena.arena.db.database import Database
-from harena.arena.queue.jobs import Queue
+from harena.arena.db.jobs import Queue
 database = Database(sys.argv[1])
 queue, taken = Queue(database), []
 queue.claim("warm", "w")

@@ -14,7 +14,7 @@ from typing import Any
 
 from harena.arena.arena import Arena
 from harena.arena.db.models import ACTIVE, State
-from harena.arena.db.store import Quota
+from harena.arena.db.records import Quota
 from harena.arena.settings import Settings
 from harena.arena.submissions.intake import Upload
 
@@ -38,7 +38,7 @@ def wait(arena: Arena, submission_id: str, started: float, limit_s: float) -> tu
     """Seconds until it began, until it was over, and the ETAs that it was told meanwhile."""
     began, told = 0.0, list[float]()
     while True:
-        found, now = arena.store.submission(submission_id), time.monotonic() - started
+        found, now = arena.store.submissions.get(submission_id), time.monotonic() - started
         if found.state is not State.QUEUED and not began:
             began = now
         if found.state not in ACTIVE:
@@ -73,11 +73,11 @@ def measure(folder: Path, code: str, number: int, sleep_s: float, *, names: bool
         wait(arena, send(arena, QUICK + "#", "somebody"), time.monotonic(), 60)
         crowd(arena, code, number, sleep_s, names=names)
         time.sleep(3)  # they have all slots that they can get
-        before = len(arena.store.matches_where(env_id=LADDER, limit=1000))
+        before = len(arena.store.matches.where(env_id=LADDER, limit=1000))
         started = time.monotonic()
         began, over, told = wait(arena, send(arena, QUICK, "newcomer"), started, 120)
         time.sleep(max(0.0, 10 - over))
-        after = len(arena.store.matches_where(env_id=LADDER, limit=1000))
+        after = len(arena.store.matches.where(env_id=LADDER, limit=1000))
         seconds = time.monotonic() - started
         arena.workers.stop(0)
     return {

@@ -13,7 +13,7 @@ from harena.api.app import create_app
 from harena.api.limits import Limits, Rate
 from harena.arena.arena import Arena
 from harena.arena.db.models import Scope
-from harena.arena.db.store import Quota
+from harena.arena.db.records import Quota
 from harena.arena.settings import Settings
 
 
@@ -87,7 +87,7 @@ def new_key(arena):
     def make(*scopes, owner=None, lifetime_s=None):
         owner = owner or f"owner{next(_names)}"
         chosen = scopes or (Scope.READ, Scope.SUBMIT)
-        return owner, arena.store.create_key(owner, chosen, lifetime_s=lifetime_s)[1]
+        return owner, arena.store.keys.create(owner, chosen, lifetime_s=lifetime_s)[1]
 
     return make
 

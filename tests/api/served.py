@@ -13,7 +13,7 @@ import uvicorn
 from harena.api.limits import Limits
 from harena.api.server import http_config
 from harena.arena.db.models import Event
-from harena.arena.db.store import Outcome
+from harena.arena.db.records import Outcome
 
 ENV, LADDER = "CartPole-v1", "tictactoe-v1"
 AGENT = b"def act(observation):\n    return 0\n"
@@ -75,18 +75,20 @@ def ranked(arena, client, token=None, *, score=1.0, **fields):
 def rank(arena, submission_id, score, **metrics):
     """As a worker does it."""
     with arena.store.begin():
-        arena.store.move(submission_id, Event.START)
+        arena.store.submissions.move(submission_id, Event.START)
         log = arena.files.put(b"secret log of " + submission_id.encode())
-        arena.store.rank(submission_id, Outcome(score=score, low=score, high=score, metrics=metrics), log_digest=log)
+        arena.store.submissions.rank(
+            submission_id, Outcome(score=score, low=score, high=score, metrics=metrics), log_digest=log
+        )
     return submission_id
 
 
 def failed(arena, client, token=None, *, reason="crash: the secret reason", **fields):
     submission_id = submitted(client, token, **fields)
     with arena.store.begin():
-        arena.store.move(submission_id, Event.START)
+        arena.store.submissions.move(submission_id, Event.START)
         log = arena.files.put(b"secret log of " + submission_id.encode())
-        arena.store.fail(submission_id, reason, platform=False, log_digest=log)
+        arena.store.submissions.fail(submission_id, reason, platform=False, log_digest=log)
     return submission_id
 
 

@@ -8,7 +8,7 @@ import pytest
 from served import SCRIPT, bearer, rank, ranked, submitted
 
 from harena.arena.db.models import Event, unmarked
-from harena.arena.db.store import Outcome
+from harena.arena.db.records import Outcome
 
 ENV = "Acrobot-v1"
 
@@ -20,7 +20,7 @@ def environment(arena):
 
 @pytest.fixture(autouse=True)
 def empty(arena, app):
-    arena.store.clear_board(ENV)
+    arena.store.boards.clear(ENV)
     app.state.api.boards.forget()
 
 
@@ -107,9 +107,9 @@ def test_an_etag_saves_the_body_until_the_board_changes(client, arena):
         assert (again.status_code, again.content) == (304, b"")
         assert again.headers["etag"] == first.headers["etag"]
     with arena.store.begin():
-        arena.store.move(submission_id, Event.REEVALUATE)
-        arena.store.move(submission_id, Event.START)
-        arena.store.rank(submission_id, Outcome(score=77.0))
+        arena.store.submissions.move(submission_id, Event.REEVALUATE)
+        arena.store.submissions.move(submission_id, Event.START)
+        arena.store.submissions.rank(submission_id, Outcome(score=77.0))
     settled(lambda: client.get(f"/v1/boards?env_id={ENV}", headers=tag).status_code, 200)
 
 

@@ -33,8 +33,8 @@ def hidden(new_arena):
     arena = new_arena(workers=1)
     arena.put_environment(LAKE, settings={"episodes": 6, "practice_episodes": 2, "final_episodes": 4})
     keys = {
-        "owner": arena.store.create_key("owner", [Scope.READ, Scope.SUBMIT])[1],
-        "host": arena.store.create_key("host", [Scope.ADMIN])[1],
+        "owner": arena.store.keys.create("owner", [Scope.READ, Scope.SUBMIT])[1],
+        "host": arena.store.keys.create("host", [Scope.ADMIN])[1],
     }
     app = create_app(arena, loopback=False, allowed_hosts=["testserver"])
     with TestClient(app, client=("127.0.0.1", 50000)) as client:
@@ -67,9 +67,9 @@ def test_no_door_shows_returns_steps_times_seeds_or_logs(hidden, who, door):
     arena, client, keys, sent = hidden
     answer = client.get(door.format(sent), headers=bearer(keys[who]) if who in keys else {})
     assert answer.status_code < 500
-    (stored,) = arena.store.evaluations_of(sent)
-    secret = arena.store.season_secret(stored.metrics["season"] and arena.store.submission(sent).season_id)
-    secrets = {secret.hex(), arena.store.final_secret(arena.store.submission(sent).season_id).hex()}
+    (stored,) = arena.store.submissions.evaluations(sent)
+    secret = arena.store.seasons.secret(stored.metrics["season"] and arena.store.submissions.get(sent).season_id)
+    secrets = {secret.hex(), arena.store.seasons.final_secret(arena.store.submissions.get(sent).season_id).hex()}
     secrets |= {str(seed) for seed in evaluate.seeds(secret, LAKE, 6)}
     secrets |= {stored.metrics["digest"], *(one["digest"] for one in stored.metrics["replays"])}
     assert not any(word in answer.text for word in secrets)
@@ -97,7 +97,7 @@ def evaluations_in(answer):
 
 def test_events_tell_the_score_and_nothing_else(hidden):
     arena, _, _, sent = hidden
-    bodies = [notice.body for notice in arena.store.events_after(0, topic=f"submission:{sent}")]
+    bodies = [notice.body for notice in arena.store.events.after(0, topic=f"submission:{sent}")]
     assert [body["state"] for body in bodies] == ["received", "checked", "queued", "running", "ranked"]
     assert all(body.keys() <= {"id", "state", "env_id", "score"} for body in bodies)
 
@@ -128,7 +128,7 @@ def test_the_log_is_that_of_the_practice_and_the_owners(hidden):
     assert client.get(f"{path}/practice/7", headers=bearer(keys["owner"])).status_code == 404
     for door in ("/practice", "/practice/0", "/practice/0/log", "/log"):
         assert client.get(path + door).status_code == 401
-    _, stranger = arena.store.create_key("stranger", [Scope.READ, Scope.SUBMIT])
+    _, stranger = arena.store.keys.create("stranger", [Scope.READ, Scope.SUBMIT])
     assert client.get(f"{path}/practice", headers=bearer(stranger)).status_code == 403
     assert client.post(f"{path}/finalist", headers=bearer(stranger), json={"chosen": True}).status_code == 403
 

@@ -77,14 +77,14 @@ def test_nobody_gives_a_key_more_than_they_have(client, new_key, admin):
 
 def test_a_weak_key_cannot_take_over_a_stronger_one_of_its_owner(client, arena, new_key):
     owner, weak = new_key(Scope.READ)
-    strong = arena.store.create_key(owner, [Scope.ADMIN])[0]
+    strong = arena.store.keys.create(owner, [Scope.ADMIN])[0]
     assert code(client.post(f"/v1/keys/{strong.id}/rotate", headers=bearer(weak))) == (403, "scope_missing")
     assert code(client.delete(f"/v1/keys/{strong.id}", headers=bearer(weak))) == (403, "scope_missing")
 
 
 def test_others_keys_look_as_if_they_were_not_there(client, arena, new_key):
     _, token = new_key()
-    other = arena.store.create_key("somebody", [Scope.READ])[0]
+    other = arena.store.keys.create("somebody", [Scope.READ])[0]
     for key_id in (other.id, "0" * 16, "..%2f..", "%00"):
         assert client.delete(f"/v1/keys/{key_id}", headers=bearer(token)).status_code == 404
 
@@ -147,11 +147,11 @@ def test_a_forged_or_changed_cookie_is_nobody(client, app, arena, new_key):
 def test_a_session_dies_with_its_key_and_with_time(client, arena, new_key):
     _, token = new_key()
     login(client, token)
-    arena.store.revoke_key(client.get("/v1/keys").json()["keys"][0]["id"])
+    arena.store.keys.revoke(client.get("/v1/keys").json()["keys"][0]["id"])
     assert client.get("/v1/me").status_code == 401
     sessions = client.app.state.api.sessions
     _, other = new_key()
-    cookie = sessions.cookie(arena.store.authenticate(other, Scope.READ))
+    cookie = sessions.cookie(arena.store.keys.authenticate(other, Scope.READ))
     later = type(sessions)(arena.settings.secret_key, lambda: arena.store.clock() + 13 * 3600)
     assert sessions.key_id(cookie) is not None
     assert later.key_id(cookie) is None
@@ -190,7 +190,7 @@ def test_a_name_with_a_key_cannot_be_used_without_it(client, new_key, spelling):
 
 def test_the_name_stays_taken_when_its_key_is_gone(client, arena, new_key):
     owner, token = new_key()
-    arena.store.revoke_key(client.get("/v1/keys", headers=bearer(token)).json()["keys"][0]["id"])
+    arena.store.keys.revoke(client.get("/v1/keys", headers=bearer(token)).json()["keys"][0]["id"])
     assert upload(client, user_id=owner).status_code == 401
 
 
@@ -227,7 +227,7 @@ def test_on_loopback_nobody_from_elsewhere_submits_without_a_key(arena):
 def test_reading_needs_a_key_where_the_host_says_so(new_arena):
     arena = new_arena(anonymous_read=False)
     client = TestClient(create_app(arena, loopback=True), base_url="http://localhost", client=("127.0.0.1", 1))
-    token = arena.store.create_key("ann", [Scope.READ])[1]
+    token = arena.store.keys.create("ann", [Scope.READ])[1]
     submission_id = submitted(client)
     for path in (
         "/v1/environments", "/v1/boards?env_id=CartPole-v1", "/api/leaderboard/", "/leaderboard/CartPole-v1",

@@ -25,8 +25,8 @@ def act(observation):
 def players(playing):
     """Two agents on the ladder, of ann and ben, once they have met."""
     arena = playing.arena
-    tokens = {name: arena.store.create_key(name, [Scope.READ, Scope.SUBMIT])[1] for name in ("ann", "ben")}
-    tokens["host"] = arena.store.create_key("the host", [Scope.READ, Scope.HOST])[1]
+    tokens = {name: arena.store.keys.create(name, [Scope.READ, Scope.SUBMIT])[1] for name in ("ann", "ben")}
+    tokens["host"] = arena.store.keys.create("the host", [Scope.READ, Scope.HOST])[1]
     with playing.client() as client:
         ids = {name: submitted(client, tokens[name], env_id=LADDER, data=PLAYER) for name in ("ann", "ben")}
         for submission_id in ids.values():
@@ -148,7 +148,7 @@ def test_a_challenge_is_for_owners_and_moves_no_rating(playing, players):
 def test_a_running_match_has_a_page_to_watch(playing, players):
     _, ids = players
     arena = playing.arena
-    match = arena.store.create_match(LADDER, list(ids.values()), seed=1)
+    match = arena.store.matches.create(LADDER, list(ids.values()), seed=1)
     with playing.client() as client:
         assert client.get(f"/v1/matches/{match.id}/replay").status_code == 404
         page = client.get(f"/v1/matches/{match.id}/replay?format=html")

@@ -52,7 +52,7 @@ def fuzzed(new_arena):
     arena = new_arena()
     arena.hub.start()
     app = create_app(arena, loopback=False, allowed_hosts=["testserver"])
-    token = arena.store.create_key("fuzzer", [Scope.ADMIN])[1]
+    token = arena.store.keys.create("fuzzer", [Scope.ADMIN])[1]
     client = TestClient(app, client=("127.0.0.1", 1))
     submitted(client, token)
     yield app, token

@@ -117,12 +117,12 @@ class Attacker:
 def overfit(new_arena, env_id, submissions, settings):
     """The attacker, and what the finals say: his best program and the honest one, by final episode. None: no finals."""
     arena = new_arena(workers=1)
-    arena.store.put_environment(env_id, EnvironmentKind.VERIFIED, settings=settings)
+    arena.store.environments.put(env_id, EnvironmentKind.VERIFIED, settings=settings)
     secrets = {"secret": b"season" * 6, "final_secret": b"second" * 6}
-    taken = inspect.signature(arena.store.start_season).parameters
-    season = arena.store.start_season(env_id, "season 1", **{k: v for k, v in secrets.items() if k in taken})
-    _, attacker = arena.store.create_key("attacker", [Scope.READ, Scope.SUBMIT])
-    _, host = arena.store.create_key("host", [Scope.ADMIN])
+    taken = inspect.signature(arena.store.seasons.start).parameters
+    season = arena.store.seasons.start(env_id, "season 1", **{k: v for k, v in secrets.items() if k in taken})
+    _, attacker = arena.store.keys.create("attacker", [Scope.READ, Scope.SUBMIT])
+    _, host = arena.store.keys.create("host", [Scope.ADMIN])
 
     def play(kind="evaluate"):
         while (job := arena.queue.claim(kind, "worker")) is not None:

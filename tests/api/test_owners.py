@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from harena.api.app import create_app
 from harena.arena.db.models import Event
-from harena.arena.db.store import Quota
+from harena.arena.db.records import Quota
 
 PRIVATE = {"reason", "warnings", "main_file", "has_log"}
 CLIENT = {"X-Client-Id": "3f0e6d54-client"}
@@ -76,9 +76,9 @@ def test_without_a_client_id_logs_and_code_are_nobodys(client, arena, new_key, h
 def test_the_error_is_not_told_by_id_once_there_was_a_score(client, arena):
     submission_id = ranked(arena, client, user_id="fallen")
     with arena.store.begin():
-        arena.store.move(submission_id, Event.REEVALUATE)
-        arena.store.move(submission_id, Event.START)
-        arena.store.fail(submission_id, "crash: the secret reason", platform=False)
+        arena.store.submissions.move(submission_id, Event.REEVALUATE)
+        arena.store.submissions.move(submission_id, Event.START)
+        arena.store.submissions.fail(submission_id, "crash: the secret reason", platform=False)
     assert "secret" not in client.get(f"/api/results/{submission_id}").json()["error"]
 
 
@@ -119,7 +119,7 @@ def test_cancel_reevaluate_and_delete(client, new_key):
 def test_a_read_only_key_changes_nothing(client, arena, new_key):
     owner, token = new_key()
     submission_id = submitted(client, token)
-    reading = arena.store.create_key(owner, ["read"])[1]
+    reading = arena.store.keys.create(owner, ["read"])[1]
     assert client.get(f"/v1/submissions/{submission_id}", headers=bearer(reading)).json()["mine"] is True
     for method, path in (("POST", "/cancel"), ("POST", "/reevaluate"), ("DELETE", "")):
         answer = client.request(method, f"/v1/submissions/{submission_id}{path}", headers=bearer(reading))

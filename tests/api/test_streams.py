@@ -134,7 +134,7 @@ def test_a_slow_reader_does_not_hold_the_others_up(server, arena, client):
     with stream(server, f"board:{ENV}") as told:
         with arena.store.begin():
             for number in range(3000):
-                arena.store.publish(f"board:{ENV}", "test", {"number": number, "padding": "x" * 200})
+                arena.store.events.publish(f"board:{ENV}", "test", {"number": number, "padding": "x" * 200})
         began = time.perf_counter()
         seen = 0
         while seen < 2999:
@@ -152,7 +152,7 @@ def test_a_slow_reader_does_not_hold_the_others_up(server, arena, client):
 def test_a_match_is_watched_from_its_first_frame_to_its_end(server, arena, client):
     """Frames as a runner would tell them."""
     ids = [ranked(arena, client, user_id=f"player{seat}", env_id="tictactoe-v1") for seat in range(2)]
-    match = arena.store.create_match("tictactoe-v1", ids, seed=7)
+    match = arena.store.matches.create("tictactoe-v1", ids, seed=7)
     arena.hub.frame(match.id, {"type": "started"})
     arena.hub.frame(match.id, {"type": "step", "step": 1})
     with server.client() as http, http.stream("GET", f"/v1/matches/{match.id}/live") as answer:

@@ -49,7 +49,7 @@ def nothing_left(request):
 
 
 def kept(arena):
-    rows = arena.store.rows(sa.select(submissions.c.id))
+    rows = arena.store.database.rows(sa.select(submissions.c.id))
     files = sorted(path.name for path in arena.settings.files.rglob("*") if path.is_file())
     temporary = [link for link in map(_target, os.listdir("/proc/self/fd")) if "(deleted)" in link and "/tmp" in link]
     return len(rows), files, temporary
@@ -191,7 +191,7 @@ def test_hostile_names_of_files_never_become_paths(client, arena, name):
     answer = client.post("/v1/submissions", files=several, data={"main_file": "agent.py"})
     assert not list(arena.settings.data.rglob("*evil*"))
     if answer.status_code != 422:  # taken as a name in the submission's own folder
-        files = arena.submissions.code(arena.store.submission(answer.json()["id"])).files
+        files = arena.submissions.code(arena.store.submissions.get(answer.json()["id"])).files
         assert all(not path.startswith("/") and ".." not in path.split("/") for path in files)
 
 

@@ -53,7 +53,7 @@ def empty_url(request, tmp_path):
 @pytest.fixture
 def store(url, clock):
     store = Store(url, clock=clock)
-    store.put_environment(ENV, EnvironmentKind.VERIFIED)
+    store.environments.put(ENV, EnvironmentKind.VERIFIED)
     yield store
     store.close()
 

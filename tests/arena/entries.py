@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 
 from harena.arena.db.models import Event, Kind
-from harena.arena.db.store import Outcome, Quota, Store
+from harena.arena.db.records import Outcome, Quota
+from harena.arena.db.store import Store
 
 ENV = "CartPole-v1"
 
@@ -36,18 +37,18 @@ def prepared_sqlite(folder):
 
 
 def submit(store, owner="ann", algorithm="DQN", **more):
-    return store.submit(owner, ENV, algorithm=algorithm, digest="0" * 64, main_file="agent.py", **more)
+    return store.submissions.add(owner, ENV, algorithm=algorithm, digest="0" * 64, main_file="agent.py", **more)
 
 
 def started(store, owner="ann", algorithm="DQN", kind=Kind.VERIFIED):
     made = submit(store, owner, algorithm, quota=Quota(per_day=None, at_once=None))
-    store.check(made.id, kind)
-    store.move(made.id, Event.QUEUE)
-    return store.move(made.id, Event.START)
+    store.submissions.check(made.id, kind)
+    store.submissions.move(made.id, Event.QUEUE)
+    return store.submissions.move(made.id, Event.START)
 
 
 def ranked(store, score, *args, **more):
-    return store.rank(started(store, *args, **more).id, Outcome(score=score))
+    return store.submissions.rank(started(store, *args, **more).id, Outcome(score=score))
 
 
 def names(entries):

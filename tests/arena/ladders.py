@@ -8,16 +8,16 @@ import random
 from entries import Clock, prepared_sqlite
 
 from harena.arena.db.files import FileStore
+from harena.arena.db.matches import Seated
 from harena.arena.db.models import EnvironmentKind, Event, Kind, MatchKind, MatchState
-from harena.arena.db.store import Quota, Store
+from harena.arena.db.records import Quota
+from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
 from harena.arena.ladder.challenges import Challenges
-from harena.arena.ladder.log import Seated
 from harena.arena.ladder.matches import Matches
 from harena.arena.ladder.matchmaker import Matchmaker
 from harena.arena.ladder.standings import Standings
 from harena.arena.ladder.tournaments import Tournaments
-from harena.arena.queue.jobs import Queue
 from harena.arena.seasons.service import Seasons
 from harena.arena.settings import Settings
 from harena.arena.submissions.service import Submissions
@@ -35,7 +35,7 @@ class Bench:
             data=folder, database_url=url or prepared_sqlite(folder), secret_key=b"k" * 32, quota=NO_LIMIT
         )  # fmt: skip
         self.store = Store(self.settings.database_url, clock=self.clock)
-        self.queue = Queue(self.store)
+        self.queue = self.store.jobs
         self.files = FileStore(self.settings.files)
         self.hub = Hub(self.store)
         self.submissions = Submissions(self.store, self.queue, self.files, self.settings, runner=runner)
@@ -44,9 +44,9 @@ class Bench:
         self.tournaments = Tournaments(self.store, self.standings, self.matches)
         self.challenges = Challenges(self.store, self.matches)
         self.seasons = Seasons(self.store, self.queue, self.standings, self.matches, self.tournaments)
-        if not self.store.environments():
-            self.store.put_environment(GAME, EnvironmentKind.LADDER, settings=settings or {})
-            self.store.start_season(GAME, "season 1")
+        if not self.store.environments.all():
+            self.store.environments.put(GAME, EnvironmentKind.LADDER, settings=settings or {})
+            self.store.seasons.start(GAME, "season 1")
         self.rng = random.Random(seed)
         self.matchmaker = self.new_matchmaker()
 
@@ -58,20 +58,20 @@ class Bench:
 
     @property
     def season(self):
-        season = self.store.live_season(GAME)
+        season = self.store.seasons.live(GAME)
         assert season is not None
         return season
 
     def enter(self, owner, algorithm="agent", **more):
         """A ranked agent; its id."""
         self.clock.now += 1
-        made = self.store.submit(
+        made = self.store.submissions.add(
             owner, GAME, algorithm=algorithm, digest="0" * 64, main_file="agent.py", quota=NO_LIMIT, **more
         )
-        self.store.check(made.id, Kind.VERIFIED)
-        self.store.move(made.id, Event.QUEUE)
-        self.store.move(made.id, Event.START)
-        return self.store.enter(made.id).id
+        self.store.submissions.check(made.id, Kind.VERIFIED)
+        self.store.submissions.move(made.id, Event.QUEUE)
+        self.store.submissions.move(made.id, Event.START)
+        return self.store.submissions.enter(made.id).id
 
     def match(self, *agents, kind=MatchKind.LADDER):
         return self.matches.create(GAME, agents, kind=kind, season_id=self.season.id)
@@ -80,7 +80,7 @@ class Bench:
         """Ends a match as its job would."""
         if state not in (MatchState.FINISHED, MatchState.TIMEOUT):
             self.matches.cancel([match], "") if state is MatchState.CANCELLED else self.matches.void(match.id, "")
-            return self.store.match(match.id)
+            return self.store.matches.get(match.id)
         came = [
             Seated(score=score, status=status)
             for score, status in zip(scores, statuses or ["ok"] * len(scores), strict=True)
@@ -92,11 +92,11 @@ class Bench:
             if job is not None:
                 self.queue.cancel(job.id)
             self.matches._finish(match.id, state=state, seats=came, winner=winner)
-        return self.store.match(match.id)
+        return self.store.matches.get(match.id)
 
     def end_all(self, strength):
         """Ends what is open: the stronger wins, equals draw."""
-        ended = self.store.open_matches()
+        ended = self.store.matches.open()
         for match in ended:
             self.end(match, [float(strength(seat.submission_id)) for seat in match.seats])
         return ended

@@ -9,7 +9,8 @@ from entries import ENV, names, ranked
 
 from harena.arena.db import models
 from harena.arena.db.models import EnvironmentKind, Event, Kind, State
-from harena.arena.db.store import Filter, Outcome, Sort, Store
+from harena.arena.db.records import Filter, Outcome, Sort
+from harena.arena.db.store import Store
 
 
 def test_the_board_has_the_best_of_each_owner_and_algorithm(store, clock):
@@ -22,9 +23,9 @@ def test_the_board_has_the_best_of_each_owner_and_algorithm(store, clock):
     ):
         clock.now += 1
         ranked(store, float(score), owner, algorithm)
-    assert names(store.leaderboard(ENV)) == [("ann", "A", 5.0), ("bob", "A", 5.0), ("ann", "B", 4.0)]
-    assert names(store.leaderboard(ENV, limit=1, offset=1)) == [("bob", "A", 5.0)]
-    assert store.leaderboard("other") == []
+    assert names(store.boards.top(ENV)) == [("ann", "A", 5.0), ("bob", "A", 5.0), ("ann", "B", 4.0)]
+    assert names(store.boards.top(ENV, limit=1, offset=1)) == [("bob", "A", 5.0)]
+    assert store.boards.top("other") == []
 
 
 def test_filters_and_sorts(store, clock):
@@ -33,7 +34,7 @@ def test_filters_and_sorts(store, clock):
         ranked(store, float(n), owner, algorithm)
 
     def scores(sort=Sort.SCORE_DESC, **where):
-        return [entry.score for entry in store.leaderboard(ENV, where=Filter(**where), sort=sort)]
+        return [entry.score for entry in store.boards.top(ENV, where=Filter(**where), sort=sort)]
 
     assert scores() == [5, 4, 3, 2, 1, 0]
     assert scores(user="bob") == [3, 2]
@@ -51,43 +52,43 @@ def test_a_self_reported_score_never_stands_with_verified_ones(store):
     ranked(store, 1e9, "eve", "A", kind=Kind.SELF_REPORTED)
     ranked(store, 1e9, "ann", "A", kind=Kind.SELF_REPORTED)
     for sort in Sort:
-        assert names(store.leaderboard(ENV, sort=sort)) == [("ann", "A", 1.0)]
-    assert len(store.leaderboard(ENV, kind=Kind.SELF_REPORTED)) == 2
+        assert names(store.boards.top(ENV, sort=sort)) == [("ann", "A", 1.0)]
+    assert len(store.boards.top(ENV, kind=Kind.SELF_REPORTED)) == 2
 
 
 def test_a_submission_that_changes_its_kind_takes_no_score_along(store):
     cheat = ranked(store, 1e9, kind=Kind.SELF_REPORTED)
-    store.move(cheat.id, Event.REEVALUATE)
-    store.move(cheat.id, Event.CANCEL)
-    store.move(cheat.id, Event.REEVALUATE)
-    assert store.check(cheat.id, Kind.VERIFIED).score is None
-    assert store.leaderboard(ENV) == store.leaderboard(ENV, kind=Kind.SELF_REPORTED) == []
+    store.submissions.move(cheat.id, Event.REEVALUATE)
+    store.submissions.move(cheat.id, Event.CANCEL)
+    store.submissions.move(cheat.id, Event.REEVALUATE)
+    assert store.submissions.check(cheat.id, Kind.VERIFIED).score is None
+    assert store.boards.top(ENV) == store.boards.top(ENV, kind=Kind.SELF_REPORTED) == []
 
 
 def test_deleting_the_best_brings_the_next_one_back(store):
     ranked(store, 1.0)
     best = ranked(store, 2.0)
-    store.delete(best.id)
-    assert names(store.leaderboard(ENV)) == [("ann", "DQN", 1.0)]
+    store.submissions.delete(best.id)
+    assert names(store.boards.top(ENV)) == [("ann", "DQN", 1.0)]
 
 
 def test_a_platform_fault_leaves_the_score_and_the_agents_own_takes_it(store):
     made = ranked(store, 7.0)
-    store.move(made.id, Event.REEVALUATE)
-    store.fail(made.id, "box lost", platform=True)
-    assert names(store.leaderboard(ENV)) == [("ann", "DQN", 7.0)]
-    store.move(made.id, Event.REEVALUATE)
-    store.fail(made.id, "it crashed", platform=False)
-    assert store.leaderboard(ENV) == []
+    store.submissions.move(made.id, Event.REEVALUATE)
+    store.submissions.fail(made.id, "box lost", platform=True)
+    assert names(store.boards.top(ENV)) == [("ann", "DQN", 7.0)]
+    store.submissions.move(made.id, Event.REEVALUATE)
+    store.submissions.fail(made.id, "it crashed", platform=False)
+    assert store.boards.top(ENV) == []
 
 
 def test_a_lower_score_replaces_the_one_that_was_evaluated_again(store):
     made = ranked(store, 7.0)
-    store.move(made.id, Event.REEVALUATE)
-    store.move(made.id, Event.START)
-    store.rank(made.id, Outcome(score=3.0))
-    assert names(store.leaderboard(ENV)) == [("ann", "DQN", 3.0)]
-    assert [found.score for found in store.evaluations_of(made.id)] == [7.0, 3.0]
+    store.submissions.move(made.id, Event.REEVALUATE)
+    store.submissions.move(made.id, Event.START)
+    store.submissions.rank(made.id, Outcome(score=3.0))
+    assert names(store.boards.top(ENV)) == [("ann", "DQN", 3.0)]
+    assert [found.score for found in store.submissions.evaluations(made.id)] == [7.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_board_of_20_000_is_read_by_index_and_never_sorted(full, where, sort, 
 def test_a_narrow_filter_is_read_by_its_own_index(full, where, sort, index):
     plan, found = plan_and_board(full, where, sort)
     assert f"USING INDEX {index} " in plan
-    everything = full.leaderboard(ENV, where=where, sort=sort, limit=1000)
+    everything = full.boards.top(ENV, where=where, sort=sort, limit=1000)
     keys = [-entry.score if sort is Sort.SCORE_DESC else entry.at for entry in everything]
     assert keys == sorted(keys, reverse=sort is Sort.DATE_DESC)
     assert found == everything[:50] != []
@@ -131,7 +132,7 @@ def test_a_narrow_filter_is_read_by_its_own_index(full, where, sort, index):
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
     store = Store(f"sqlite:///{tmp_path_factory.mktemp('full')}/arena.db")
-    store.put_environment(ENV, EnvironmentKind.VERIFIED)
+    store.environments.put(ENV, EnvironmentKind.VERIFIED)
     fill(store, 20_000)
     yield store
     store.close()
@@ -143,11 +144,11 @@ def plan_and_board(store, where, sort):
     def keep(_connection, _cursor, statement, parameters, *_):
         executed.append((statement, parameters))
 
-    sa.event.listen(store.engine, "after_cursor_execute", keep)
-    found = store.leaderboard(ENV, where=where, sort=sort)
-    sa.event.remove(store.engine, "after_cursor_execute", keep)
+    sa.event.listen(store.database.engine, "after_cursor_execute", keep)
+    found = store.boards.top(ENV, where=where, sort=sort)
+    sa.event.remove(store.database.engine, "after_cursor_execute", keep)
     statement, parameters = executed[-1]
-    with store.read() as connection:
+    with store.database.read() as connection:
         rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
     return " ".join(row[3] for row in rows), found
 

@@ -29,7 +29,7 @@ def test_the_two_change_seats_on_seeds_of_their_own_and_no_rating_moves(bench):
     for match in made:
         bench.end(match)
     Fold(bench.store, GAME, bench.season.id).advance()
-    assert bench.store.ratings(GAME) == {}
+    assert bench.store.ratings.latest(GAME) == {}
 
 
 def test_an_owner_has_only_so_many_open_and_others_can_still_challenge(bench):
@@ -38,7 +38,7 @@ def test_an_owner_has_only_so_many_open_and_others_can_still_challenge(bench):
     for agent in (mine, second):
         with pytest.raises(QuotaExceeded):
             bench.challenges.challenge(agent, other)
-    assert len(bench.store.open_matches()) == MAX_OPEN
+    assert len(bench.store.matches.open()) == MAX_OPEN
     bench.end(made[0])
     bench.challenges.challenge(second, other)
 
@@ -53,10 +53,10 @@ def test_being_challenged_does_not_use_up_the_quota_of_the_challenged(bench):
 def test_only_agents_on_the_ladder_of_one_game_meet(bench):
     mine, other = bench.enter("ann"), bench.enter("bob")
     gone = bench.enter("cyd")
-    bench.store.delete(gone)
-    bench.store.put_environment("CartPole-v1", EnvironmentKind.VERIFIED)
-    alone = bench.store.submit("dan", "CartPole-v1", algorithm="A", digest="0" * 64, main_file="agent.py").id
-    waiting = bench.store.submit("eve", GAME, algorithm="A", digest="0" * 64, main_file="agent.py").id
+    bench.store.submissions.delete(gone)
+    bench.store.environments.put("CartPole-v1", EnvironmentKind.VERIFIED)
+    alone = bench.store.submissions.add("dan", "CartPole-v1", algorithm="A", digest="0" * 64, main_file="agent.py").id
+    waiting = bench.store.submissions.add("eve", GAME, algorithm="A", digest="0" * 64, main_file="agent.py").id
     for games in (0, -1, MAX_GAMES + 1):
         with pytest.raises(SpecError):
             bench.challenges.challenge(mine, other, games)
@@ -65,4 +65,4 @@ def test_only_agents_on_the_ladder_of_one_game_meet(bench):
             bench.challenges.challenge(mine, opponent)
     with pytest.raises(NotFound):
         bench.challenges.challenge(mine, "nobody")
-    assert bench.store.open_matches() == []
+    assert bench.store.matches.open() == []

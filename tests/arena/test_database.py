@@ -16,28 +16,27 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from harena.arena.db import database, models
 from harena.arena.db.models import EnvironmentKind, State, StoreError
 from harena.arena.db.store import Store
-from harena.arena.queue.jobs import Queue
-from harena.arena.submissions.service import draws
+from harena.arena.submissions import draws
 from harena.errors import SpecError
 
 
 def test_events_are_numbered_and_read_on_from_any_of_them(store):
-    start = store.last_event()
+    start = store.events.last()
     for n in range(5):
-        store.publish("a" if n % 2 else "b", "tick", {"n": n})
-    assert [notice.body["n"] for notice in store.events_after(start)] == [0, 1, 2, 3, 4]
-    third = store.events_after(start)[2].number
-    assert [notice.body["n"] for notice in store.events_after(third, topic="a")] == [3]
-    assert store.last_event() == third + 2
+        store.events.publish("a" if n % 2 else "b", "tick", {"n": n})
+    assert [notice.body["n"] for notice in store.events.after(start)] == [0, 1, 2, 3, 4]
+    third = store.events.after(start)[2].number
+    assert [notice.body["n"] for notice in store.events.after(third, topic="a")] == [3]
+    assert store.events.last() == third + 2
 
 
 def test_a_block_that_raises_leaves_no_trace_and_the_store_usable(store):
-    before = store.last_event()
+    before = store.events.last()
     with pytest.raises(ZeroDivisionError), store.begin():
         made = submit(store)
-        assert store.submission(made.id) == made
+        assert store.submissions.get(made.id) == made
         _ = 1 / 0
-    assert (store.submissions_of("ann"), store.last_event()) == ([], before)
+    assert (store.submissions.of("ann"), store.events.last()) == ([], before)
     assert submit(store).version == 1
 
 
@@ -45,7 +44,7 @@ def test_readers_do_not_wait_for_the_writer(store):
     seen = []
     with store.begin():
         submit(store)
-        reader = threading.Thread(target=lambda: seen.append(store.submissions_of("ann")))
+        reader = threading.Thread(target=lambda: seen.append(store.submissions.of("ann")))
         reader.start()
         reader.join(10)
     assert seen == [[]]
@@ -56,38 +55,38 @@ def test_a_database_that_stays_locked_is_said_to_be_and_the_store_recovers(store
     monkeypatch.setattr(database, "BUSY_S", 0.02)
     other = Store(url)
     with store.begin(), pytest.raises(StoreError, match=r"cannot be (written|used) now"):
-        other.publish("x", "x", {})
-    other.publish("x", "x", {})
+        other.events.publish("x", "x", {})
+    other.events.publish("x", "x", {})
     other.close()
 
 
 KILLED = """
 import os, signal, sys
 import sqlalchemy as sa
-from harena.arena.queue.jobs import Queue
 from harena.arena.db.models import Event, Kind
-from harena.arena.db.store import Outcome, Quota, Store
+from harena.arena.db.records import Outcome, Quota
+from harena.arena.db.store import Store
 
 def work(url, left):
     store = Store(url)
-    queue = Queue(store)
+    queue = store.jobs
     def executed(*_):
         nonlocal left
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-    sa.event.listen(store.engine, "after_cursor_execute", executed)
+    sa.event.listen(store.database.engine, "after_cursor_execute", executed)
     while True:
         with store.begin():
-            made = store.submit("ann", "CartPole-v1", algorithm="A", digest="0" * 64, main_file="a.py", quota=Quota(per_day=None, at_once=None))
-            store.check(made.id, Kind.VERIFIED)
-            store.move(made.id, Event.QUEUE)
+            made = store.submissions.add("ann", "CartPole-v1", algorithm="A", digest="0" * 64, main_file="a.py", quota=Quota(per_day=None, at_once=None))
+            store.submissions.check(made.id, Kind.VERIFIED)
+            store.submissions.move(made.id, Event.QUEUE)
             queue.enqueue("evaluate", {"id": made.id}, key=made.id)
         job = queue.claim("evaluate", "w")
-        store.move(made.id, Event.START)
+        store.submissions.move(made.id, Event.START)
         with store.begin():
             queue.finish(job)
-            store.rank(made.id, Outcome(score=float(made.version)))
+            store.submissions.rank(made.id, Outcome(score=float(made.version)))
 
 for line in sys.stdin:
     url, left = line.split()
@@ -120,22 +119,22 @@ def killed():
 @pytest.mark.parametrize("statements", [11, 16, 23, 24, 29, 31, 35, 38, 500])
 def test_a_process_killed_in_the_middle_leaves_a_consistent_database(store, url, statements, killed):
     assert killed(url, statements) == -signal.SIGKILL
-    queue = Queue(store)
-    with store.read() as connection:
+    queue = store.jobs
+    with store.database.read() as connection:
         if url.startswith("sqlite"):
             assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
             assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
         jobs, charges = (
             connection.scalar(sa.select(sa.func.count()).select_from(table)) for table in (models.jobs, models.charges)
         )
-    everything = store.submissions_in(list(State))
+    everything = store.submissions.in_states(list(State))
     assert len(everything) == jobs == charges
     assert sum(made.state is not State.RANKED for made in everything) <= 1
     for made in everything:
-        evaluated = len(store.evaluations_of(made.id))
+        evaluated = len(store.submissions.evaluations(made.id))
         assert evaluated == (made.state is State.RANKED) == (queue.find(made.id).state.value == "done")
     best = max((made.score for made in everything if made.score is not None), default=None)
-    assert [entry.score for entry in store.leaderboard(ENV)] == ([] if best is None else [best])
+    assert [entry.score for entry in store.boards.top(ENV)] == ([] if best is None else [best])
     submit(store)
 
 
@@ -169,7 +168,7 @@ def test_an_old_database_is_brought_up_to_date_and_a_newer_one_refused(empty_url
         )
         for _ in range(2):
             store = Store(empty_url)
-            with store.read() as connection:
+            with store.database.read() as connection:
                 assert connection.exec_driver_sql("SELECT x, y FROM two").all() == []
                 assert connection.exec_driver_sql(VERSIONS).scalars().all() == [known, known + 1, known + 2]
             store.close()
@@ -190,7 +189,7 @@ def test_a_migration_that_fails_changes_nothing(empty_url, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             Store(empty_url)
     store = Store(empty_url)
-    with store.read() as connection:
+    with store.database.read() as connection:
         assert not sa.inspect(connection).has_table("two")
     store.close()
 
@@ -200,28 +199,28 @@ def test_a_folder_of_the_first_schema_opens_with_all_that_it_held(tmp_path):
     with sqlite3.connect(tmp_path / "arena.db") as connection:
         connection.executescript((Path(__file__).parent / "data" / "schema-1.sql").read_text())
     store = Store(f"sqlite:///{tmp_path}/arena.db")
-    ended, live = store.seasons(ENV)[::-1]
+    ended, live = store.seasons.all(ENV)[::-1]
     assert (ended.ended_at is not None, live.ended_at) == (True, None)
-    assert store.season_secret(live.id) == bytes(range(32, 64))
-    assert store.final_secret(ended.id) is None
-    second = store.final_secret(live.id)
+    assert store.seasons.secret(live.id) == bytes(range(32, 64))
+    assert store.seasons.final_secret(ended.id) is None
+    second = store.seasons.final_secret(live.id)
     assert second is not None
     assert len(second) == 32
-    (entry,) = store.leaderboard(ENV)
+    (entry,) = store.boards.top(ENV)
     assert (entry.owner, entry.score, entry.low, entry.high) == ("ann", 20.0, 10.0, 30.0)
-    assert store.evaluations_of(entry.submission_id)[0].metrics["returns"] == [10.0, 20.0, 30.0]
+    assert store.submissions.evaluations(entry.submission_id)[0].metrics["returns"] == [10.0, 20.0, 30.0]
     assert submit(store, "bob").version == 2
-    assert draws.tries(store, live.id, [store.owner("ann").id]) == {store.owner("ann").id: 1}
+    assert draws.tries(store, live.id, [store.owners.ensure("ann").id]) == {store.owners.ensure("ann").id: 1}
     store.close()
     again = Store(f"sqlite:///{tmp_path}/arena.db")
-    assert again.final_secret(live.id) == second
+    assert again.seasons.final_secret(live.id) == second
     again.close()
 
 
 def test_today_s_schema_is_made_from_the_first_on_every_database(empty_url):
     store = Store(empty_url)
-    store.put_environment(ENV, EnvironmentKind.VERIFIED)
-    season = store.start_season(ENV, "season 1")
+    store.environments.put(ENV, EnvironmentKind.VERIFIED)
+    season = store.seasons.start(ENV, "season 1")
     with store.begin() as connection:
         for statement in (
             "DROP TABLE draws", "DROP TABLE practices", "DROP TABLE finalists",
@@ -234,14 +233,14 @@ def test_today_s_schema_is_made_from_the_first_on_every_database(empty_url):
             connection.exec_driver_sql(statement)
     store.close()
     store = Store(empty_url)
-    with store.read() as connection:
+    with store.database.read() as connection:
         assert connection.exec_driver_sql(VERSIONS).scalars().all() == list(range(1, models.SCHEMA_VERSION + 1))
         made = {table.name: {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
                 for table in models.metadata.sorted_tables}  # fmt: skip
         indexes = {index["name"] for index in sa.inspect(connection).get_indexes("jobs")}
     assert made == {table.name: {column.name for column in table.c} for table in models.metadata.sorted_tables}
     assert {"jobs_in_order", "jobs_of_share"} <= indexes
-    assert len(store.final_secret(season.id) or b"") == 32
+    assert len(store.seasons.final_secret(season.id) or b"") == 32
     store.close()
 
 

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from harena.arena.db.database import Database
+from harena.arena.db.jobs import Queue, share_of
 from harena.arena.db.models import JobState
 from harena.arena.db.store import Store
 from harena.arena.queue import workers as module
-from harena.arena.queue.jobs import Queue, share_of
 from harena.arena.queue.workers import Lane, Workers
 from harena.arena.submissions.evaluate import Cancelled
 
@@ -148,7 +148,7 @@ def crew(url, monkeypatch):
 
     class Crew:
         def __init__(self, slots=2, firm=frozenset()):
-            self.queue = Queue(store)
+            self.queue = store.jobs
             self.began: list[str] = []
             self.yielded: list[str] = []
             self.done = threading.Event()

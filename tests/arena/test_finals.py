@@ -12,12 +12,11 @@ pytest.importorskip("gymnasium")
 from test_submissions import AGENT, POLE, Bench
 
 from harena.arena.db.models import Board, Conflict, EnvironmentKind, FinalState, State
-from harena.arena.db.store import Outcome
+from harena.arena.db.records import Outcome
 from harena.arena.events.bus import Hub
 from harena.arena.ladder.matches import Matches
 from harena.arena.ladder.standings import Standings
 from harena.arena.ladder.tournaments import Tournaments
-from harena.arena.queue.jobs import Queue
 from harena.arena.seasons import finals
 from harena.arena.seasons.service import Seasons
 from harena.arena.submissions import draws
@@ -65,11 +64,11 @@ def bench(tmp_path, runner):
 
 def scored(store, owner, score, digest, algorithm="DQN"):
     """A submission with its own code and this score."""
-    store.clock.now += 1
+    store.database.clock.now += 1
     made = started(store, owner, algorithm)
     with store.begin() as connection:
         connection.exec_driver_sql(f"UPDATE submissions SET digest = '{digest * 64}' WHERE id = '{made.id}'")
-    return store.rank(made.id, Outcome(score=score, low=score - 1, high=score + 1, episodes=20))
+    return store.submissions.rank(made.id, Outcome(score=score, low=score - 1, high=score + 1, episodes=20))
 
 
 # ---- one draw for each code ----
@@ -106,7 +105,7 @@ def test_a_failure_in_a_hidden_episode_tells_its_kind_and_nothing_else(bench, mo
     assert done.state is State.FAILED
     assert done.reason == module.HIDDEN_FAULT.format("crash")
     assert bench.submissions.log(done) == "MY LOG\n"
-    seen = str(bench.store.events_after(0, limit=1000)) + done.reason + bench.submissions.log(done)
+    seen = str(bench.store.events.after(0, limit=1000)) + done.reason + bench.submissions.log(done)
     assert not any(word in seen for word in ("Saw", "right", " at ", "episode 1", "episode 2", "episode 3"))
     again = bench.until(bench.send(PICKY, owner="bob"))
     assert (again.state, again.reason) == (done.state, done.reason)
@@ -155,7 +154,7 @@ def test_results_are_published_at_a_few_moments_only():
 
 @pytest.fixture
 def season(store):
-    return store.start_season(ENV, "season 1")
+    return store.seasons.start(ENV, "season 1")
 
 
 def test_an_owner_chooses_two_and_can_take_one_back(store, season):
@@ -176,7 +175,7 @@ def test_without_a_choice_an_owners_two_best_programs_are_finalists(store, seaso
     ann = [scored(store, "ann", score, digit) for score, digit in ((9.0, "a"), (9.0, "a"), (8.0, "b"), (7.0, "c"))]
     bob = [scored(store, "bob", score, digit) for score, digit in ((6.0, "d"), (5.0, "e"))]
     finals.choose(store, bob[1])
-    started_ = finals.start(store, Queue(store), season)
+    started_ = finals.start(store, store.jobs, season)
     assert {(one.submission_id, one.chosen) for one in started_} == {
         (ann[0].id, False), (ann[2].id, False), (bob[1].id, True),
     }  # fmt: skip
@@ -185,29 +184,29 @@ def test_without_a_choice_an_owners_two_best_programs_are_finalists(store, seaso
     with pytest.raises(Conflict, match="have begun"):
         finals.choose(store, bob[0])
     with pytest.raises(Conflict, match="already"):
-        finals.start(store, Queue(store), season)
+        finals.start(store, store.jobs, season)
 
 
 def test_finals_of_the_best_owners_only(store, season):
     best = scored(store, "ann", 9.0, "a")
     scored(store, "bob", 8.0, "b")
-    assert [one.submission_id for one in finals.start(store, Queue(store), season, top=1)] == [best.id]
+    assert [one.submission_id for one in finals.start(store, store.jobs, season, top=1)] == [best.id]
 
 
 def test_finals_wait_for_what_is_still_to_be_evaluated(store, season):
     ranked(store, 1.0)
     started(store, "bob")
     with pytest.raises(Conflict, match="1 submissions"):
-        finals.start(store, Queue(store), season)
+        finals.start(store, store.jobs, season)
 
 
 def test_finalists_that_the_platform_failed_at_are_started_again(store, season):
     ranked(store, 1.0)
-    (one,) = finals.start(store, Queue(store), season)
+    (one,) = finals.start(store, store.jobs, season)
     finals.give_up(store, season.id, one.submission_id, one.job_id + 1)  # an older job's word
     assert finals.progress(store, season.id) == (0, 1)
     finals.give_up(store, season.id, one.submission_id, one.job_id)
-    (again,) = finals.start(store, Queue(store), season)
+    (again,) = finals.start(store, store.jobs, season)
     assert (again.state, again.job_id != one.job_id) == (FinalState.QUEUED, True)
 
 
@@ -215,7 +214,7 @@ def test_finalists_that_the_platform_failed_at_are_started_again(store, season):
 
 
 def test_the_finals_decide_the_order_and_nobody_hears_of_them_before(bench):
-    season = bench.store.live_season(POLE)
+    season = bench.store.seasons.live(POLE)
     with pytest.raises(Conflict, match="freeze"):
         bench.seasons.evaluate_finalists(season.id)
     bench.work()
@@ -227,16 +226,16 @@ def test_the_finals_decide_the_order_and_nobody_hears_of_them_before(bench):
         bench.seasons.end(season.id)
     bench.seasons.freeze(season.id)
     bench.seasons.evaluate_finalists(season.id)
-    before = bench.store.last_event()
+    before = bench.store.events.last()
     with pytest.raises(Conflict, match="of 2 are through"):
         bench.seasons.end(season.id)
     for _ in range(3000):
         if finals.progress(bench.store, season.id) == (2, 2):
             break
         bench.workers._bell.wait(0.01)
-    assert bench.store.events_after(before) == []
-    assert bench.store.submission(good.id) == good
-    secret = bench.store.final_secret(season.id)
+    assert bench.store.events.after(before) == []
+    assert bench.store.submissions.get(good.id) == good
+    secret = bench.store.seasons.final_secret(season.id)
     bench.seasons.end(season.id)
     lines = bench.standings.standings(POLE, board=Board.VERIFIED, season_id=season.id)
     assert [(line.owner, line.final, line.rank, line.public_score) for line in lines] == [
@@ -254,7 +253,7 @@ def test_others_stand_below_the_finalists_as_the_public_board_had_them(store, se
     standings = Standings(store)
     lines = [scored(store, owner, score, digit) for owner, score, digit in
              (("ann", 9.0, "a"), ("bob", 8.0, "b"), ("cyd", 7.0, "c"), ("dan", 7.0, "d"))]  # fmt: skip
-    (final,) = finals.start(store, Queue(store), season, top=1)
+    (final,) = finals.start(store, store.jobs, season, top=1)
     finals.keep(
         store, season.id, final.submission_id, job_id=final.job_id, score=1.0, low=0.5, high=1.5, episodes=100,
         metrics={},
@@ -265,11 +264,11 @@ def test_others_stand_below_the_finalists_as_the_public_board_had_them(store, se
     assert [(line.owner, line.rank, line.place, line.score, line.final) for line in kept] == [
         ("ann", 1, 1, 1.0, True), ("bob", 2, 2, 8.0, False), ("cyd", 3, 3, 7.0, False), ("dan", 3, 4, 7.0, False),
     ]  # fmt: skip
-    assert names(store.leaderboard(ENV)) == []
+    assert names(store.boards.top(ENV)) == []
 
 
 def test_a_season_ends_without_finals_only_when_the_host_says_so(bench):
-    season = bench.store.live_season(POLE)
+    season = bench.store.seasons.live(POLE)
     bench.work()
     done = bench.until(bench.send(AGENT))
     bench.workers.stop(0)
@@ -282,8 +281,8 @@ def test_a_season_ends_without_finals_only_when_the_host_says_so(bench):
 
 
 def test_only_verified_environments_have_such_finals(bench):
-    other = bench.store.live_season("tictactoe-v1")
+    other = bench.store.seasons.live("tictactoe-v1")
     bench.seasons.freeze(other.id)
     with pytest.raises(Conflict, match="not verified"):
         bench.seasons.evaluate_finalists(other.id)
-    assert bench.store.environment("tictactoe-v1").kind is EnvironmentKind.LADDER
+    assert bench.store.environments.get("tictactoe-v1").kind is EnvironmentKind.LADDER

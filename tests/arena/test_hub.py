@@ -26,10 +26,10 @@ def hub(store):
 
 def test_a_commit_wakes_who_waits_for_its_topic_and_nobody_else(store, hub):
     with hub.subscribe(["board:a", "queue"]) as ours, hub.subscribe(["board:b"]) as others:
-        store.publish("board:a", "board", {"score": 1})
+        store.events.publish("board:a", "board", {"score": 1})
         came = ours.get(SOON_S)
         assert [(notice.topic, notice.kind, notice.body) for notice in came] == [("board:a", "board", {"score": 1})]
-        store.publish("board:b", "board", {})
+        store.events.publish("board:b", "board", {})
         assert [notice.topic for notice in others.get(SOON_S)] == ["board:b"]
         assert ours.get(0) == []
 
@@ -37,22 +37,22 @@ def test_a_commit_wakes_who_waits_for_its_topic_and_nobody_else(store, hub):
 def test_a_transaction_that_is_rolled_back_is_not_heard_of(store, hub):
     with hub.subscribe(["queue"]) as ours:
         with pytest.raises(RuntimeError), store.begin():
-            store.publish("queue", "queue", {"n": 1})
+            store.events.publish("queue", "queue", {"n": 1})
             raise RuntimeError
-        store.publish("queue", "queue", {"n": 2})
+        store.events.publish("queue", "queue", {"n": 2})
         assert [notice.body for notice in ours.get(SOON_S)] == [{"n": 2}]
 
 
 def test_nothing_is_heard_before_it_can_be_read(store, hub):
     with hub.subscribe(["queue"]) as ours, store.begin():
-        store.publish("queue", "queue", {})
+        store.events.publish("queue", "queue", {})
         assert ours.get(2 * module.POLL_S) == []
 
 
 def test_events_of_another_process_are_heard(store, hub, url):
     with hub.subscribe(["queue"]) as ours:
         other = Store(url)
-        other.publish("queue", "queue", {})
+        other.events.publish("queue", "queue", {})
         other.close()
         assert len(ours.get(SOON_S)) == 1
 
@@ -62,7 +62,8 @@ def test_every_event_once_and_in_order_with_many_writers(store, hub):
     remove = hub.add_listener(heard.append)
     with hub.subscribe(["queue"]) as ours:
         threads = [
-            threading.Thread(target=lambda: [store.publish("queue", "queue", {}) for _ in range(30)]) for _ in range(4)
+            threading.Thread(target=lambda: [store.events.publish("queue", "queue", {}) for _ in range(30)])
+            for _ in range(4)
         ]
         for thread in threads:
             thread.start()
@@ -76,7 +77,7 @@ def test_every_event_once_and_in_order_with_many_writers(store, hub):
     assert len(numbers) == 120
     assert numbers == sorted(set(numbers)) == [notice.number for notice in heard]
     remove()
-    store.publish("queue", "queue", {})
+    store.events.publish("queue", "queue", {})
     assert len(heard) == 120
 
 
@@ -84,12 +85,12 @@ def test_a_slow_reader_is_told_to_read_again(store, hub, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITING", 5)
     with hub.subscribe(["queue"]) as slow, hub.subscribe(["last"]) as last:
         for _ in range(7):
-            store.publish("queue", "queue", {})
-        store.publish("last", "last", {})
+            store.events.publish("queue", "queue", {})
+        store.events.publish("last", "last", {})
         assert last.get(SOON_S)
         came = slow.get(SOON_S)
         assert [notice.kind for notice in came] == ["reset", "queue"]
-        assert came[-1].number == store.last_event() - 1
+        assert came[-1].number == store.events.last() - 1
 
 
 def test_a_listener_that_fails_harms_nobody(store, hub):
@@ -98,8 +99,8 @@ def test_a_listener_that_fails_harms_nobody(store, hub):
 
     hub.add_listener(fails)
     with hub.subscribe(["queue"]) as ours:
-        store.publish("queue", "queue", {})
-        store.publish("queue", "queue", {})
+        store.events.publish("queue", "queue", {})
+        store.events.publish("queue", "queue", {})
         assert ours.get(SOON_S)
 
 
@@ -120,19 +121,19 @@ def test_closing_the_hub_ends_every_wait(store):
 def test_a_topics_version_changes_with_its_events_and_with_no_others(store, hub):
     first = hub.version("board:a")
     with hub.subscribe(["board:a", "board:b"]) as ours:
-        store.publish("board:b", "board", {})
+        store.events.publish("board:b", "board", {})
         ours.get(SOON_S)
         assert hub.version("board:a") == first
-        store.publish("board:a", "board", {})
+        store.events.publish("board:a", "board", {})
         ours.get(SOON_S)
         assert hub.version("board:a") > first
 
 
 def test_a_version_is_new_after_events_that_came_while_nobody_ran(store, hub):
     before = hub.version("board:a")
-    store.publish("board:a", "board", {})
+    store.events.publish("board:a", "board", {})
     assert Hub(store).version("board:a") > before
-    store.prune_events(older_than_s=-1, keep=0)
+    store.events.prune(older_than_s=-1, keep=0)
     assert Hub(store).version("board:a") > before
 
 
@@ -140,9 +141,9 @@ def test_versions_that_were_forgotten_never_go_back(store, hub, monkeypatch):
     monkeypatch.setattr(module, "MAX_TOPICS", 3)
     with hub.subscribe(["t9"]) as last:
         for number in range(10):
-            store.publish(f"t{number}", "t", {})
+            store.events.publish(f"t{number}", "t", {})
         last.get(SOON_S)
-    last_of = {notice.topic: notice.number for notice in store.events_after(0)}
+    last_of = {notice.topic: notice.number for notice in store.events.after(0)}
     assert all(hub.version(f"t{number}") >= last_of[f"t{number}"] for number in range(10))
     assert hub.version("t9") == last_of["t9"]
 
@@ -178,9 +179,9 @@ def test_events_hold_nothing_that_is_its_owners(store, hub):
     heard = []
     hub.add_listener(heard.append)
     made = submit(store, client_id="SECRET-client", warnings=["SECRET warning"])
-    store.move(made.id, Event.CANCEL, reason="SECRET reason")
+    store.submissions.move(made.id, Event.CANCEL, reason="SECRET reason")
     with hub.subscribe(["end"]) as end:
-        store.publish("end", "end", {})
+        store.events.publish("end", "end", {})
         end.get(SOON_S)
     bodies = [notice.body for notice in heard if notice.topic == f"submission:{made.id}"]
     assert bodies == [

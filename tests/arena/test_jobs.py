@@ -9,10 +9,10 @@ import threading
 import pytest
 from sqlalchemy.dialects import postgresql
 
+from harena.arena.db import jobs
 from harena.arena.db.database import Database
+from harena.arena.db.jobs import Queue
 from harena.arena.db.models import JobState, LeaseLost, NotFound
-from harena.arena.queue import jobs
-from harena.arena.queue.jobs import Queue
 from harena.errors import SpecError
 
 
@@ -55,7 +55,7 @@ def test_threads_never_get_the_same_job(queue):
 CLAIMER = """
 import sys
 from harena.arena.db.database import Database
-from harena.arena.queue.jobs import Queue
+from harena.arena.db.jobs import Queue
 queue = Queue(Database(sys.argv[1]))
 sys.stdin.readline()
 while job := queue.claim("evaluate", sys.argv[2]):

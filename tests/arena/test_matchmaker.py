@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from ladders import GAME, Bench
 
+from harena.arena.db.events import Notice
 from harena.arena.db.models import Conflict, EnvironmentKind, JobState, MatchKind, MatchState
-from harena.arena.db.store import Notice
 from harena.arena.ladder import matchmaker as module
 from harena.arena.ladder import pairing, roster
 
@@ -27,13 +27,13 @@ def play(bench, steps, strength=lambda agent: 0, **end):
     played = []
     for _ in range(steps):
         bench.matchmaker.step()
-        ended = bench.store.open_matches()
+        ended = bench.store.matches.open()
         for match in ended:
             scores = [float(strength(seat.submission_id)) for seat in match.seats]
             bench.end(match, **({"scores": scores} | end))
         played += ended
     bench.matchmaker.step()
-    for match in bench.store.open_matches():
+    for match in bench.store.matches.open():
         bench.end(match)
     return played
 
@@ -44,7 +44,7 @@ def test_no_more_matches_are_open_than_can_be_played_and_nobody_sits_in_two(benc
     open_ = []
     for _ in range(3):
         bench.matchmaker.step()
-        open_ = bench.store.open_matches()
+        open_ = bench.store.matches.open()
         assert len(open_) == bench.matches.at_once == 2
         assert max(Counter(seat.submission_id for match in open_ for seat in match.seats).values()) == 1
     assert all(match.rated and match.season_id == bench.season.id for match in open_)
@@ -57,7 +57,7 @@ def test_a_challenge_that_is_open_takes_the_place_of_a_ladder_match(bench):
     agents = [bench.enter(f"owner{n}") for n in range(6)]
     bench.challenges.challenge(agents[0], agents[1], 2)
     bench.matchmaker.step()
-    assert {match.kind for match in bench.store.open_matches()} == {MatchKind.CHALLENGE}
+    assert {match.kind for match in bench.store.matches.open()} == {MatchKind.CHALLENGE}
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "enter", "script"])
@@ -67,7 +67,7 @@ def test_ladders_play_on_while_submissions_wait(bench, kind):
     bench.queue.enqueue(kind, {"submission_id": "x"})
     for _ in range(3):
         bench.matchmaker.step()
-        assert len(bench.store.open_matches()) == 2  # one that is played, and the next
+        assert len(bench.store.matches.open()) == 2  # one that is played, and the next
         bench.end_all(lambda agent: 0)
 
 
@@ -103,31 +103,31 @@ def test_matches_that_give_no_result_are_not_made_for_ever_and_move_no_rating(be
         bench.enter(f"owner{n}")
     played = play(bench, 30, state=state)
     assert len(played) == 4
-    assert bench.store.ratings(GAME) == {}
+    assert bench.store.ratings.latest(GAME) == {}
     assert bench.standings.standings(GAME) == []
 
 
 def test_a_match_whose_job_was_called_off_is_void_and_holds_nobody_up(bench):
     agents = [bench.enter(f"owner{n}") for n in range(4)]
     bench.matchmaker.step()
-    first, second = bench.store.open_matches()
+    first, second = bench.store.matches.open()
     job = bench.queue.find(f"match:{first.id}")
     bench.queue.cancel(job.id)
     bench.end(second)
     bench.matchmaker.step()
-    assert bench.store.match(first.id).state is MatchState.VOID
-    assert set(bench.store.ratings(GAME)) == {seat.submission_id for seat in second.seats} <= set(agents)
+    assert bench.store.matches.get(first.id).state is MatchState.VOID
+    assert set(bench.store.ratings.latest(GAME)) == {seat.submission_id for seat in second.seats} <= set(agents)
 
 
 def test_an_environment_that_is_off_plays_on_what_is_open_but_starts_nothing(bench):
     for n in range(2):
         bench.enter(f"owner{n}")
     bench.matchmaker.step()
-    bench.store.put_environment(GAME, EnvironmentKind.LADDER, enabled=False)
+    bench.store.environments.put(GAME, EnvironmentKind.LADDER, enabled=False)
     bench.end_all(lambda agent: 0)
     bench.matchmaker.step()
-    assert bench.store.open_matches() == []
-    assert len(bench.store.ratings(GAME)) == 2
+    assert bench.store.matches.open() == []
+    assert len(bench.store.ratings.latest(GAME)) == 2
 
 
 def test_agents_of_one_owner_meet_only_where_the_host_lets_them(tmp_path, two_workers):
@@ -137,7 +137,7 @@ def test_agents_of_one_owner_meet_only_where_the_host_lets_them(tmp_path, two_wo
         bench.enter("ann", "one")
         bench.enter("ann", "two")
         bench.matchmaker.step()
-        assert len(bench.store.open_matches()) == expected
+        assert len(bench.store.matches.open()) == expected
         bench.close()
 
 
@@ -147,7 +147,7 @@ def test_of_one_owners_agents_the_latest_three_play(bench):
     met = set()
     for _ in range(30):
         bench.matchmaker.step()
-        for match in bench.store.open_matches():
+        for match in bench.store.matches.open():
             met |= {seat.submission_id for seat in match.seats}
         bench.end_all(lambda agent: agent == other)
     assert met == {other, *sent[2:]}
@@ -155,7 +155,7 @@ def test_of_one_owners_agents_the_latest_three_play(bench):
 
 def test_the_stronger_are_above_and_every_result_counts(bench):
     strength = {bench.enter(f"owner{n}"): n for n in range(6)}
-    bench.store.put_environment(GAME, EnvironmentKind.LADDER, settings={"games_target": 12})
+    bench.store.environments.put(GAME, EnvironmentKind.LADDER, settings={"games_target": 12})
     played = play(bench, 60, strength.__getitem__)
     bench.matchmaker.step()
     lines = bench.standings.standings(GAME)
@@ -223,7 +223,7 @@ def test_a_new_version_of_a_benched_agent_plays(bench):
     fixed = bench.enter("bad")
     bench.clock.now += 1000
     bench.matchmaker.step()
-    assert fixed in [seat.submission_id for match in bench.store.open_matches() for seat in match.seats]
+    assert fixed in [seat.submission_id for match in bench.store.matches.open() for seat in match.seats]
     assert roster.benched(bench.store, fixed) is None
 
 
@@ -232,7 +232,7 @@ def test_a_host_can_bench_an_agent_for_another_reason(bench):
     bench.enter("other")
     roster.bench(bench.store, bad, "it plays against the spirit of the game")
     bench.matchmaker.step()
-    assert bench.store.open_matches() == []
+    assert bench.store.matches.open() == []
 
 
 def test_its_own_news_do_not_wake_it_and_those_of_others_do(bench):

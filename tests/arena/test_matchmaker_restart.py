@@ -25,7 +25,7 @@ with Arena(Settings.from_env(sys.argv[1], {})) as arena:
         code = f"def act(observation):\\n    return {move}\\n".encode()
         arena.submissions.submit([Upload(name="agent.py", data=code)], owner=f"owner{move}", env_id="rps-v1")
     while True:
-        print(len(arena.store.all_ratings("rps-v1", season_id=1)), flush=True)
+        print(len(arena.store.ratings.all("rps-v1", season_id=1)), flush=True)
         time.sleep(0.02)
 """
 SOON_S = 60.0
@@ -42,18 +42,20 @@ def test_a_ladder_that_is_killed_goes_on_and_no_rating_moves_twice(tmp_path):
     with Arena(settings) as arena:
         end = time.monotonic() + SOON_S
         lines = []
-        while len(lines) < 3 or min(line.games for line in lines) < 10 or arena.store.open_matches():
+        while len(lines) < 3 or min(line.games for line in lines) < 10 or arena.store.matches.open():
             assert time.monotonic() < end, "it did not go on"
             time.sleep(0.05)
             lines = arena.standings.standings(RPS)
-        while arena.store.rated_up_to(RPS) < max(match.number for match in arena.store.matches_where(env_id=RPS)):
+        while arena.store.ratings.rated_up_to(RPS) < max(
+            match.number for match in arena.store.matches.where(env_id=RPS)
+        ):
             assert time.monotonic() < end, "ratings do not follow"
             time.sleep(0.05)
-        played = arena.store.matches_where(env_id=RPS, limit=1000)
+        played = arena.store.matches.where(env_id=RPS, limit=1000)
         assert {match.state for match in played} == {MatchState.FINISHED}
         assert [match.number for match in reversed(played)] == list(range(1, len(played) + 1))
-        ratings = arena.store.all_ratings(RPS, season_id=1)
+        ratings = arena.store.ratings.all(RPS, season_id=1)
         assert len(ratings) == len({(one.match_number, one.submission_id) for one in ratings}) == 2 * len(played)
     with Arena(settings) as arena:
         assert rebuild(arena.store, RPS, 1, check=True).rating == ""
-        assert arena.store.open_matches() == []
+        assert arena.store.matches.open() == []

@@ -51,14 +51,14 @@ def test_it_is_refused_at_every_door_of_the_store(url):
     store = Store(url)
     bad = DECEIVING["right-to-left override"]
     for call in (
-        lambda: store.owner(bad),
-        lambda: store.create_key(bad, []),
-        lambda: store.create_key("ann", [], label=bad),
-        lambda: store.put_environment(bad, "ladder"),
-        lambda: store.start_season("x", bad),
-        lambda: store.submit("ann", "x", algorithm=bad, digest="0" * 64, main_file="a.py"),
-        lambda: store.submit("ann", "x", algorithm="a", digest="0" * 64, main_file=bad),
-        lambda: store.create_key("ann#0123abcd", []),
+        lambda: store.owners.ensure(bad),
+        lambda: store.keys.create(bad, []),
+        lambda: store.keys.create("ann", [], label=bad),
+        lambda: store.environments.put(bad, "ladder"),
+        lambda: store.seasons.start("x", bad),
+        lambda: store.submissions.add("ann", "x", algorithm=bad, digest="0" * 64, main_file="a.py"),
+        lambda: store.submissions.add("ann", "x", algorithm="a", digest="0" * 64, main_file=bad),
+        lambda: store.keys.create("ann#0123abcd", []),
     ):
         with pytest.raises(SpecError):
             call()

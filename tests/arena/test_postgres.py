@@ -20,10 +20,10 @@ from harena.arena.db import database
 from harena.arena.db.database import DatabaseInUse
 from harena.arena.db.files import FileStore
 from harena.arena.db.models import EnvironmentKind, JobState, MatchState, State, StoreError
-from harena.arena.db.store import Outcome, Store
+from harena.arena.db.records import Outcome
+from harena.arena.db.store import Store
 from harena.arena.ladder.rebuild import rebuild
 from harena.arena.ladder.standings import Standings
-from harena.arena.queue.jobs import Queue
 from harena.arena.settings import Settings
 from harena.arena.submissions.intake import Upload
 from harena.arena.submissions.service import Submissions
@@ -50,7 +50,7 @@ def other(url, store):
 
 
 def test_a_claim_waits_for_no_writer_and_passes_over_what_it_changes(store, other):
-    queue, claimers = Queue(store), Queue(other)
+    queue, claimers = store.jobs, other.jobs
     changed, free = queue.enqueue("work", {}), queue.enqueue("work", {})
     with store.begin():
         queue.cancel(changed)
@@ -62,26 +62,26 @@ def test_a_claim_waits_for_no_writer_and_passes_over_what_it_changes(store, othe
 @pytest.mark.parametrize("scores", [(1.0, 2.0), (2.0, 1.0)])
 def test_of_two_that_are_ranked_at_once_the_better_is_on_the_board(store, other, scores):
     first, second = started(store), started(store)
-    later = threading.Thread(target=other.rank, args=(second.id, Outcome(score=scores[1])))
+    later = threading.Thread(target=other.submissions.rank, args=(second.id, Outcome(score=scores[1])))
     with store.begin():
-        store.rank(first.id, Outcome(score=scores[0]))
+        store.submissions.rank(first.id, Outcome(score=scores[0]))
         later.start()
         later.join(0.2)  # a chance to come between, which it must not take
     later.join(SOON_S)
-    assert [entry.score for entry in store.leaderboard(ENV)] == [2.0]
+    assert [entry.score for entry in store.boards.top(ENV)] == [2.0]
 
 
 def test_an_event_that_is_committed_late_is_not_missed(store, other):
-    start = store.last_event()
-    later = threading.Thread(target=other.publish, args=("topic", "second", {}))
+    start = store.events.last()
+    later = threading.Thread(target=other.events.publish, args=("topic", "second", {}))
     with store.begin():
-        store.publish("topic", "first", {})
+        store.events.publish("topic", "first", {})
         later.start()
         later.join(0.2)
-        seen = other.events_after(start)
+        seen = other.events.after(start)
     assert seen == []
     later.join(SOON_S)
-    assert [notice.kind for notice in store.events_after(start)] == ["first", "second"]
+    assert [notice.kind for notice in store.events.after(start)] == ["first", "second"]
 
 
 PUBLISHER = """
@@ -91,14 +91,14 @@ store = Store(sys.argv[1])
 sys.stdin.readline()
 for n in range(30):
     with store.begin():
-        store.publish("topic", "kind", {"n": n})
-        store.publish("topic", "kind", {"n": n})
+        store.events.publish("topic", "kind", {"n": n})
+        store.events.publish("topic", "kind", {"n": n})
 store.close()
 """
 
 
 def test_who_reads_on_while_processes_write_sees_every_event_once_and_in_order(store, url):
-    seen = [store.last_event()]
+    seen = [store.events.last()]
     writers = [
         subprocess.Popen([sys.executable, "-c", PUBLISHER, url], stdin=subprocess.PIPE, text=True) for _ in range(3)
     ]
@@ -106,13 +106,13 @@ def test_who_reads_on_while_processes_write_sees_every_event_once_and_in_order(s
         writer.stdin.write("\n")
         writer.stdin.flush()
     while any(writer.poll() is None for writer in writers):
-        seen += [notice.number for notice in store.events_after(seen[-1])]
+        seen += [notice.number for notice in store.events.after(seen[-1])]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     for writer in writers:
         writer.stdin.close()
-    while came := store.events_after(seen[-1]):
+    while came := store.events.after(seen[-1]):
         seen += [notice.number for notice in came]
-    assert seen[1:] == [notice.number for notice in store.events_after(seen[0], limit=1000)]
+    assert seen[1:] == [notice.number for notice in store.events.after(seen[0], limit=1000)]
     assert len(seen) == 1 + 3 * 60
 
 
@@ -120,30 +120,34 @@ def test_who_reads_on_while_processes_write_sees_every_event_once_and_in_order(s
 
 
 def test_a_server_that_was_restarted_is_used_again_and_meanwhile_said_to_be_away(store, postgres):
-    queue = Queue(store)
+    queue = store.jobs
     queue.enqueue("work", {})
     postgres.stop()
     try:
-        for use in (store.last_event, lambda: store.publish("topic", "kind", {}), lambda: queue.claim("work", "w")):
+        for use in (
+            store.events.last,
+            lambda: store.events.publish("topic", "kind", {}),
+            lambda: queue.claim("work", "w"),
+        ):
             with pytest.raises(StoreError, match="cannot be used now: connection"):
                 use()
         with pytest.raises(StoreError, match="cannot be used now: connection"):
             Store(postgres.url("postgres"))
     finally:
         postgres.start()
-    before = store.last_event()
-    store.publish("topic", "kind", {})
-    assert store.last_event() == before + 1
+    before = store.events.last()
+    store.events.publish("topic", "kind", {})
+    assert store.events.last() == before + 1
     assert queue.claim("work", "w") is not None
 
 
 def test_a_block_whose_connection_is_lost_has_written_nothing(store, postgres):
-    before = store.last_event()
+    before = store.events.last()
     with pytest.raises(StoreError, match="cannot be used now"), store.begin():
         submit(store)
         postgres.sql("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
         submit(store)
-    assert (store.submissions_of("ann"), store.last_event()) == ([], before)
+    assert (store.submissions.of("ann"), store.events.last()) == ([], before)
     assert submit(store).version == 1
 
 
@@ -169,8 +173,8 @@ def test_a_missing_driver_is_named_with_what_installs_it(monkeypatch):
 
 def test_a_text_that_no_row_can_have_is_the_callers_error(store):
     with pytest.raises(SpecError):
-        store.find_owner("nul\0")
-    assert store.find_owner("ann") is None
+        store.owners.find("nul\0")
+    assert store.owners.find("ann") is None
 
 
 # ---- who serves it ----
@@ -220,10 +224,10 @@ def test_an_arena_is_killed_and_the_next_one_ranks_and_plays_on_at_once(tmp_path
     environ = {"DATABASE_URL": url, "SECRET_KEY": SECRET, "HARENA_WORKERS": "2"}
     settings = Settings.from_env(tmp_path, environ)
     store = Store(url)
-    queue = Queue(store)
-    store.put_environment(ENV, EnvironmentKind.VERIFIED, settings={"episodes": 2})
-    store.put_environment(LADDER, EnvironmentKind.LADDER, settings={"games_target": GAMES, "upkeep_s": 86400})
-    seasons = {env_id: store.start_season(env_id, "season 1") for env_id in (ENV, LADDER)}
+    queue = store.jobs
+    store.environments.put(ENV, EnvironmentKind.VERIFIED, settings={"episodes": 2})
+    store.environments.put(LADDER, EnvironmentKind.LADDER, settings={"games_target": GAMES, "upkeep_s": 86400})
+    seasons = {env_id: store.seasons.start(env_id, "season 1") for env_id in (ENV, LADDER)}
     taking = Submissions(store, queue, FileStore(settings.files), settings)
     sent = [
         *(taking.submit([Upload(name="a.py", data=AGENT)], owner="ann", env_id=ENV, algorithm=f"A{n}") for n in range(4)),
@@ -232,7 +236,7 @@ def test_an_arena_is_killed_and_the_next_one_ranks_and_plays_on_at_once(tmp_path
     ]  # fmt: skip
 
     def ended():
-        return store.matches_where(env_id=LADDER, state=MatchState.FINISHED, limit=1000)
+        return store.matches.where(env_id=LADDER, state=MatchState.FINISHED, limit=1000)
 
     server = Server(tmp_path, environ)
     with monkeypatch.context() as hasty:
@@ -244,14 +248,14 @@ def test_an_arena_is_killed_and_the_next_one_ranks_and_plays_on_at_once(tmp_path
     lost = queue.running()
     server = Server(tmp_path, environ)
     until(lambda: all(queue.get(job.id).fence > job.fence for job in lost))  # long before their leases are over
-    until(lambda: all(store.submission(one.id).state is State.RANKED for one in sent))
-    until(lambda: len(ended()) * 2 >= 3 * GAMES and not store.open_matches())
+    until(lambda: all(store.submissions.get(one.id).state is State.RANKED for one in sent))
+    until(lambda: len(ended()) * 2 >= 3 * GAMES and not store.matches.open())
     server.stop()
 
-    board = store.leaderboard(ENV)
+    board = store.boards.top(ENV)
     assert sorted(entry.algorithm for entry in board) == ["A0", "A1", "A2", "A3"]
     assert [entry.score for entry in board] == sorted((entry.score for entry in board), reverse=True)
-    assert [len(store.evaluations_of(one.id)) for one in sent] == [1, 1, 1, 1, 0, 0, 0]
+    assert [len(store.submissions.evaluations(one.id)) for one in sent] == [1, 1, 1, 1, 0, 0, 0]
     found = rebuild(store, LADDER, seasons[LADDER].id, check=True)
     assert (found.same, found.matches, found.behind) == (True, len(ended()), 0)
     lines = Standings(store).standings(LADDER)

@@ -15,10 +15,10 @@ pytest.importorskip("gymnasium")
 from harena.arena.db import models
 from harena.arena.db.files import FileStore
 from harena.arena.db.models import EnvironmentKind, JobState, Kind, MatchState, State
-from harena.arena.db.store import Sort, Store
+from harena.arena.db.records import Sort
+from harena.arena.db.store import Store
 from harena.arena.ladder.rebuild import rebuild
 from harena.arena.lock import FolderInUse, FolderLock
-from harena.arena.queue.jobs import Queue
 from harena.arena.settings import Settings
 from harena.arena.submissions.intake import Upload
 from harena.arena.submissions.service import Submissions
@@ -50,9 +50,9 @@ def send_all(folder, store, queue, sent):
 @pytest.mark.parametrize("sent", [50, pytest.param(200, marks=pytest.mark.soak)])
 def test_evaluations_survive_two_kills(tmp_path, sent):
     store = Store(Settings.from_env(tmp_path, {}).database_url)
-    queue = Queue(store)
-    store.put_environment(ENV, EnvironmentKind.VERIFIED, settings={"episodes": 2})
-    store.start_season(ENV, "season 1")
+    queue = store.jobs
+    store.environments.put(ENV, EnvironmentKind.VERIFIED, settings={"episodes": 2})
+    store.seasons.start(ENV, "season 1")
     numbers = send_all(tmp_path, store, queue, sent)
 
     def count(*states):
@@ -73,10 +73,10 @@ def test_evaluations_survive_two_kills(tmp_path, sent):
     server.stop()
 
     assert count(JobState.DONE) == sent
-    submissions = {one.id: one for one in store.submissions_of("ann", limit=1000)}
+    submissions = {one.id: one for one in store.submissions.of("ann", limit=1000)}
     assert submissions.keys() == numbers.keys()
-    assert store.used("ann") == (sent, 0)
-    with store.read() as connection:
+    assert store.quotas.used("ann") == (sent, 0)
+    with store.database.read() as connection:
         charged = connection.scalar(sa.select(sa.func.count()).select_from(models.charges))
     assert charged == sent
     for submission_id, number in numbers.items():
@@ -107,15 +107,15 @@ GAMES = 16
 def test_a_ladder_survives_two_kills_and_moves_no_rating_twice(tmp_path):
     settings = Settings.from_env(tmp_path, {})
     store = Store(settings.database_url)
-    store.put_environment(LADDER, EnvironmentKind.LADDER, settings={"games_target": GAMES, "upkeep_s": 86400})
-    season = store.start_season(LADDER, "season 1")
-    taking = Submissions(store, Queue(store), FileStore(settings.files), settings)
+    store.environments.put(LADDER, EnvironmentKind.LADDER, settings={"games_target": GAMES, "upkeep_s": 86400})
+    season = store.seasons.start(LADDER, "season 1")
+    taking = Submissions(store, store.jobs, FileStore(settings.files), settings)
     for number in range(4):
         uploads = [Upload(name="a.py", data=PLAYER.format(number=number).encode())]
         taking.submit(uploads, owner=f"owner{number}", env_id=LADDER)
 
     def finished():
-        return store.matches_where(env_id=LADDER, state=MatchState.FINISHED, limit=1000)
+        return store.matches.where(env_id=LADDER, state=MatchState.FINISHED, limit=1000)
 
     for played in (6, 14):
         server = Server(tmp_path)
@@ -129,7 +129,7 @@ def test_a_ladder_survives_two_kills_and_moves_no_rating_twice(tmp_path):
     assert len({match.number for match in log}) == len(log)
     found = rebuild(store, LADDER, season.id, check=True)
     assert (found.same, found.matches) == (True, len(log))
-    moved = Counter(rating.match_number for rating in store.all_ratings(LADDER, season_id=season.id))
+    moved = Counter(rating.match_number for rating in store.ratings.all(LADDER, season_id=season.id))
     assert set(moved.values()) == {2}
     assert len(moved) == len(log) - found.behind
     store.close()
@@ -140,11 +140,11 @@ def games(matches):
 
 
 def check_one(store, submission, number):
-    told = Counter(notice.body["state"] for notice in store.events_after(0, topic=f"submission:{submission.id}"))
+    told = Counter(notice.body["state"] for notice in store.events.after(0, topic=f"submission:{submission.id}"))
     failed = source(number) is CRASH
     assert submission.state is (State.FAILED if failed else State.RANKED)
     assert told["ranked"] + told["failed"] + told["cancelled"] + told["rejected"] == 1
-    assert len(store.evaluations_of(submission.id)) == (0 if failed else 1)
+    assert len(store.submissions.evaluations(submission.id)) == (0 if failed else 1)
     if source(number) is SCRIPT:
         assert (submission.kind, submission.score) == (Kind.SELF_REPORTED, number)
 
@@ -155,5 +155,5 @@ def check_boards(store, submissions):
         for one in submissions:
             if one.kind is kind and one.score is not None:
                 best[one.algorithm] = max(one.score, best.get(one.algorithm, one.score))
-        entries = store.leaderboard(ENV, kind=kind, sort=Sort.SCORE_DESC)
+        entries = store.boards.top(ENV, kind=kind, sort=Sort.SCORE_DESC)
         assert {entry.algorithm: entry.score for entry in entries} == best

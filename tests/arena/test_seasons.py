@@ -18,7 +18,7 @@ from harena.arena.db.models import (
     State,
     TournamentState,
 )
-from harena.arena.db.store import Outcome, Quota
+from harena.arena.db.records import Outcome, Quota
 from harena.arena.ladder import roster
 from harena.arena.ladder.fold import Fold
 from harena.arena.ladder.rebuild import rebuild
@@ -48,11 +48,11 @@ def ladder(bench):
 
 
 def scored(bench, owner, score, kind=Kind.VERIFIED):
-    made = bench.store.submit(owner, POLE, algorithm="A", digest="0" * 64, main_file="agent.py", quota=Quota())
-    bench.store.check(made.id, kind)
-    bench.store.move(made.id, Event.QUEUE)
-    bench.store.move(made.id, Event.START)
-    return bench.store.rank(made.id, Outcome(score=score))
+    made = bench.store.submissions.add(owner, POLE, algorithm="A", digest="0" * 64, main_file="agent.py", quota=Quota())
+    bench.store.submissions.check(made.id, kind)
+    bench.store.submissions.move(made.id, Event.QUEUE)
+    bench.store.submissions.move(made.id, Event.START)
+    return bench.store.submissions.rank(made.id, Outcome(score=score))
 
 
 def order(bench, season):
@@ -65,16 +65,16 @@ def test_a_ladder_that_ended_is_kept_and_the_next_season_is_empty(bench, ladder)
     late = bench.match(*ladder[:2])
     ended = bench.seasons.end(season.id)
     assert ended.ended_at is not None
-    assert bench.store.live_season(GAME) is None
+    assert bench.store.seasons.live(GAME) is None
     assert bench.standings.standings(GAME, season_id=season.id) == before
     assert len(before) == 5
     assert bench.standings.standings(GAME) == []
-    assert bench.store.match(late.id).state is MatchState.CANCELLED
+    assert bench.store.matches.get(late.id).state is MatchState.CANCELLED
     assert bench.queue.counts()[("match", JobState.CANCELLED)] == 25
     bench.seasons.start(GAME, "season 2")
     bench.matchmaker.step()
     assert bench.standings.standings(GAME) == []
-    assert bench.store.open_matches() == []
+    assert bench.store.matches.open() == []
     assert roster.live(bench.store, bench.season.id) == []
     bench.enter("owner0")
     assert [agent.version for agent in roster.live(bench.store, bench.season.id)] == [2]
@@ -84,7 +84,7 @@ def test_a_ladder_that_ended_is_kept_and_the_next_season_is_empty(bench, ladder)
 def test_a_kept_board_follows_from_the_log_though_an_agent_was_deleted_since(bench, ladder):
     season = bench.season
     bench.seasons.end(season.id)
-    bench.store.delete(ladder[2])
+    bench.store.submissions.delete(ladder[2])
     assert rebuild(bench.store, GAME, season.id, check=True).same
     assert len(order(bench, season)) == 5
 
@@ -97,12 +97,12 @@ def test_the_secret_is_told_in_the_end_and_is_the_one_that_was_promised(bench):
     secret = bench.seasons.reveal(season.id)
     assert secret is not None
     assert evaluate.commitment(secret) == promised
-    assert secret.hex() not in repr(bench.store.events_after(0, limit=1000))
-    assert bench.store.season_secret(bench.seasons.start(GAME, "season 2").id) != secret
+    assert secret.hex() not in repr(bench.store.events.after(0, limit=1000))
+    assert bench.store.seasons.secret(bench.seasons.start(GAME, "season 2").id) != secret
 
 
 def test_boards_of_scores_are_kept_apart_and_the_live_ones_emptied(bench):
-    bench.store.put_environment(POLE, EnvironmentKind.VERIFIED)
+    bench.store.environments.put(POLE, EnvironmentKind.VERIFIED)
     season = bench.seasons.start(POLE, "season 1")
     for owner, score in (("ann", 10.0), ("bob", 30.0), ("cyd", 10.0), ("dan", 20.0)):
         scored(bench, owner, score)
@@ -115,23 +115,23 @@ def test_boards_of_scores_are_kept_apart_and_the_live_ones_emptied(bench):
     ]  # fmt: skip
     self_reported = bench.standings.standings(POLE, board=Board.SELF_REPORTED, season_id=season.id)
     assert [line.owner for line in self_reported] == ["eve"]
-    assert bench.store.leaderboard(POLE) == [] == bench.store.leaderboard(POLE, kind=Kind.SELF_REPORTED)
+    assert bench.store.boards.top(POLE) == [] == bench.store.boards.top(POLE, kind=Kind.SELF_REPORTED)
     bench.seasons.start(POLE, "season 2")
     scored(bench, "bob", 5.0)
-    assert [(entry.owner, entry.score) for entry in bench.store.leaderboard(POLE)] == [("bob", 5.0)]
+    assert [(entry.owner, entry.score) for entry in bench.store.boards.top(POLE)] == [("bob", 5.0)]
 
 
 def test_what_was_not_evaluated_in_time_is_called_off_and_costs_nothing(bench):
-    made = bench.store.submit("ann", GAME, algorithm="A", digest="0" * 64, main_file="agent.py", quota=Quota())
-    bench.store.check(made.id, Kind.VERIFIED)
-    bench.store.move(made.id, Event.QUEUE)
+    made = bench.store.submissions.add("ann", GAME, algorithm="A", digest="0" * 64, main_file="agent.py", quota=Quota())
+    bench.store.submissions.check(made.id, Kind.VERIFIED)
+    bench.store.submissions.move(made.id, Event.QUEUE)
     job = bench.queue.enqueue("enter", {"submission_id": made.id})
-    bench.store.set_job(made.id, job)
+    bench.store.submissions.set_job(made.id, job)
     bench.seasons.end(bench.season.id)
-    after = bench.store.submission(made.id)
+    after = bench.store.submissions.get(made.id)
     assert after.state is State.CANCELLED
     assert "next" in after.reason
-    assert bench.store.used("ann") == (0, 0)
+    assert bench.store.quotas.used("ann") == (0, 0)
     assert bench.queue.get(job).state is JobState.CANCELLED
 
 
@@ -141,7 +141,7 @@ def finals(bench, season, winner, **more):
         bench.tournaments.advance()
         if bench.tournaments.get(made.id).state is TournamentState.FINISHED:
             return bench.tournaments.get(made.id)
-        for match in bench.store.open_matches():
+        for match in bench.store.matches.open():
             bench.end(match, [float(seat.submission_id == winner) for seat in match.seats])
     raise AssertionError
 
@@ -173,7 +173,7 @@ def test_finals_want_a_frozen_season_and_come_once(bench, ladder):
         bench.seasons.finals(season.id)
     with pytest.raises(Conflict, match="being played"):
         bench.seasons.end(season.id)
-    assert bench.store.live_season(GAME) is not None
+    assert bench.store.seasons.live(GAME) is not None
     bench.tournaments.cancel(first.id)
     bench.tournaments.cancel(bench.seasons.finals(season.id, top=99).id)
     bench.seasons.end(season.id)
@@ -189,7 +189,7 @@ def test_the_seeds_of_the_finals_are_new(bench, ladder):
         bench.seasons.freeze(bench.season.id)
         made = bench.seasons.finals(bench.season.id)
         bench.tournaments.advance()
-        seeds += [match.seed for match in bench.store.open_matches()]
+        seeds += [match.seed for match in bench.store.matches.open()]
         bench.tournaments.cancel(made.id)
     assert len(set(seeds)) > 1
 
@@ -199,7 +199,7 @@ def test_another_tournament_does_not_outlive_its_season(bench, ladder):
     bench.tournaments.advance()
     bench.seasons.end(bench.season.id)
     assert bench.tournaments.get(made.id).state is TournamentState.CANCELLED
-    assert bench.store.open_matches() == []
+    assert bench.store.matches.open() == []
 
 
 def test_a_matchmaker_that_looked_before_the_end_makes_no_match_after_it(bench, ladder):
@@ -207,13 +207,13 @@ def test_a_matchmaker_that_looked_before_the_end_makes_no_match_after_it(bench, 
     (chosen,) = bench.matchmaker._live_ladders()
     bench.seasons.end(bench.season.id)
     assert not chosen.make_one()
-    assert bench.store.open_matches() == []
+    assert bench.store.matches.open() == []
 
 
 def test_an_end_that_fails_half_way_has_not_happened(bench, ladder, monkeypatch):
     season = bench.season
-    monkeypatch.setattr(bench.store, "end_season", lambda season_id: 1 / 0)
+    monkeypatch.setattr(bench.store.seasons, "end", lambda season_id: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         bench.seasons.end(season.id)
-    assert bench.store.live_season(GAME) == season
+    assert bench.store.seasons.live(GAME) == season
     assert len(bench.standings.standings(GAME)) == 5

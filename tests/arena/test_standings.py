@@ -11,7 +11,7 @@ from ladders import GAME, Bench
 
 from harena.arena.db import models
 from harena.arena.db.models import MatchKind, MatchState
-from harena.arena.db.store import Filter, Sort
+from harena.arena.db.records import Filter, Sort
 from harena.arena.ladder import fold as fold_module
 from harena.arena.ladder import ratings, roster
 from harena.arena.ladder.fold import Fold
@@ -33,7 +33,7 @@ def settle(bench):
 
 
 def stored(bench):
-    every = bench.store.all_ratings(GAME, season_id=bench.season.id)
+    every = bench.store.ratings.all(GAME, season_id=bench.season.id)
     return [(one.match_number, one.submission_id, one.mu, one.sigma) for one in every]
 
 
@@ -90,7 +90,7 @@ def test_late_void_and_unrated_matches_and_new_versions_give_the_same_ratings_wh
 
 
 def _all_agents(bench):
-    rows = bench.store.rows(sa.select(models.submissions.c.id))
+    rows = bench.store.database.rows(sa.select(models.submissions.c.id))
     return roster.agents(bench.store, [row["id"] for row in rows]).values()
 
 
@@ -99,7 +99,7 @@ def test_a_fold_that_dies_half_way_has_done_nothing_and_goes_on_as_if_nothing_ha
     for _ in range(5):
         bench.end(bench.match(one, other))
     fold = Fold(bench.store, GAME, bench.season.id)
-    real, calls = bench.store.record_ratings, []
+    real, calls = bench.store.ratings.record, []
 
     def dies(after):
         calls.append(after)
@@ -108,7 +108,7 @@ def test_a_fold_that_dies_half_way_has_done_nothing_and_goes_on_as_if_nothing_ha
             raise KeyboardInterrupt
 
     monkeypatch.setattr(fold_module, "BATCH", 2)
-    monkeypatch.setattr(bench.store, "record_ratings", dies)
+    monkeypatch.setattr(bench.store.ratings, "record", dies)
     with pytest.raises(KeyboardInterrupt):
         fold.advance()
     assert len(stored(bench)) == 4  # the second pair of matches is not there
@@ -138,14 +138,14 @@ def test_elo_is_an_option_and_a_change_of_mind_rates_the_season_anew(bench):
         bench.end(bench.match(one, other))
     settle(bench)
     before = stored(bench)
-    bench.store.put_environment(GAME, models.EnvironmentKind.LADDER, settings={"model": "elo"})
+    bench.store.environments.put(GAME, models.EnvironmentKind.LADDER, settings={"model": "elo"})
     settle(bench)
     expected = ratings.fold(
         [ratings.Outcome(number=n, agents=(one, other), ranks=(1, 2)) for n in range(3)], model=ratings.Elo()
     )
-    latest = bench.store.ratings(GAME, season_id=bench.season.id)
+    latest = bench.store.ratings.latest(GAME, season_id=bench.season.id)
     assert {key: latest[key].mu for key in latest} == {key: one.mu for key, one in expected.ratings.items()}
-    bench.store.put_environment(GAME, models.EnvironmentKind.LADDER, settings={})
+    bench.store.environments.put(GAME, models.EnvironmentKind.LADDER, settings={})
     settle(bench)
     assert stored(bench) == before
 
@@ -165,7 +165,7 @@ def test_a_new_version_inherits_and_the_old_one_leaves_the_board_but_not_the_log
     bench.end(bench.match(new, other), (0.0, 1.0))
     settle(bench)
     assert board(bench) == [("bob", 1, 1, 0, 6), ("ann", 2, 0, 0, 1)]
-    bench.store.delete(new)
+    bench.store.submissions.delete(new)
     settle(bench)
     assert board(bench) == [("ann", 1, 6, 0, 0), ("bob", 1, 1, 0, 6)]
     assert rebuild(bench.store, GAME, bench.season.id, check=True).same
@@ -254,7 +254,7 @@ def test_a_spark_has_few_points_and_ends_with_the_latest(bench):
         bench.end(bench.match(one, other), (0.0, 1.0))
     settle(bench)
     spark = bench.standings.spark([one, other, "nobody"])
-    history = [ratings.points(rating.mu, rating.sigma)[0] for rating in bench.store.rating_history(one)]
+    history = [ratings.points(rating.mu, rating.sigma)[0] for rating in bench.store.ratings.history(one)]
     assert spark[one] == history[::-3][::-1]
     assert len(spark[one]) == 24
     assert spark["nobody"] == []

@@ -18,7 +18,7 @@ from harena.arena.db.models import (
     State,
     transition,
 )
-from harena.arena.db.store import Filter, Outcome, Quota
+from harena.arena.db.records import Filter, Outcome, Quota
 from harena.errors import SpecError
 
 HOSTILE = [
@@ -34,15 +34,15 @@ def test_the_way_of_a_submission(store, clock):
     made = submit(store, client_id="5c0e", kind=Kind.SELF_REPORTED)
     assert (made.state, made.version, made.owner, made.client_id) == (State.RECEIVED, 1, "ann", "5c0e")
     clock.now += 1
-    store.check(made.id, Kind.VERIFIED)
-    store.move(made.id, Event.QUEUE)
-    store.move(made.id, Event.START)
-    done = store.rank(
+    store.submissions.check(made.id, Kind.VERIFIED)
+    store.submissions.move(made.id, Event.QUEUE)
+    store.submissions.move(made.id, Event.START)
+    done = store.submissions.rank(
         made.id, Outcome(score=9.5, low=9.0, high=10.0, episodes=20, metrics={"iqm": 9.4}), log_digest="1" * 64
     )
     assert (done.state, done.kind, done.score, done.log_digest) == (State.RANKED, Kind.VERIFIED, 9.5, "1" * 64)
-    assert store.evaluations_of(made.id)[0].metrics == {"iqm": 9.4}
-    told = [notice.body["state"] for notice in store.events_after(0, topic=f"submission:{made.id}")]
+    assert store.submissions.evaluations(made.id)[0].metrics == {"iqm": 9.4}
+    told = [notice.body["state"] for notice in store.events.after(0, topic=f"submission:{made.id}")]
     assert told == ["received", "checked", "queued", "running", "ranked"]
 
 
@@ -65,30 +65,33 @@ def test_no_submission_is_queued_unchecked_or_ranked_without_running():
 
 
 def test_an_illegal_transition_changes_nothing(store):
-    made, before = submit(store), store.last_event()
-    for call in (lambda: store.rank(made.id, Outcome(score=1e9)), lambda: store.move(made.id, Event.START)):
+    made, before = submit(store), store.events.last()
+    for call in (
+        lambda: store.submissions.rank(made.id, Outcome(score=1e9)),
+        lambda: store.submissions.move(made.id, Event.START),
+    ):
         with pytest.raises(IllegalTransition):
             call()
-    assert store.submission(made.id) == made
-    assert (store.evaluations_of(made.id), store.leaderboard(ENV), store.last_event()) == ([], [], before)
+    assert store.submissions.get(made.id) == made
+    assert (store.submissions.evaluations(made.id), store.boards.top(ENV), store.events.last()) == ([], [], before)
 
 
 def test_who_saw_an_older_state_does_not_move_it(store):
     made = submit(store)
-    store.move(made.id, Event.CANCEL, seen=State.RECEIVED)
+    store.submissions.move(made.id, Event.CANCEL, seen=State.RECEIVED)
     with pytest.raises(Conflict):
-        store.move(made.id, Event.REEVALUATE, seen=State.FAILED)
+        store.submissions.move(made.id, Event.REEVALUATE, seen=State.FAILED)
 
 
 def test_of_many_threads_one_starts_a_submission(store):
     made = submit(store)
-    store.check(made.id, Kind.VERIFIED)
-    store.move(made.id, Event.QUEUE)
+    store.submissions.check(made.id, Kind.VERIFIED)
+    store.submissions.move(made.id, Event.QUEUE)
     outcomes = []
 
     def start():
         try:
-            outcomes.append(store.move(made.id, Event.START).state)
+            outcomes.append(store.submissions.move(made.id, Event.START).state)
         except IllegalTransition:
             outcomes.append(None)
 
@@ -112,11 +115,11 @@ def test_lists_are_newest_first_and_without_the_deleted(store, clock):
     for _ in range(3):
         clock.now += 1
         made.append(ranked(store, 1.0).id)
-    store.delete(made[1])
-    assert [found.id for found in store.submissions_of("ann")] == [made[2], made[0]]
-    assert [found.id for found in store.submissions_in([State.RANKED])] == made
+    store.submissions.delete(made[1])
+    assert [found.id for found in store.submissions.of("ann")] == [made[2], made[0]]
+    assert [found.id for found in store.submissions.in_states([State.RANKED])] == made
     with pytest.raises(Conflict, match="cancel it first"):
-        store.delete(submit(store).id)
+        store.submissions.delete(submit(store).id)
 
 
 # ---- what users send ----
@@ -125,15 +128,15 @@ def test_lists_are_newest_first_and_without_the_deleted(store, clock):
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_comes_back_unchanged(store, text):
     made = submit(store, text, text, client_id=text)
-    found = store.submission(made.id)
+    found = store.submissions.get(made.id)
     assert (found.owner, found.algorithm, found.client_id) == (text, text, text)
-    store.fail(made.id, text, platform=False)
-    assert store.submission(made.id).reason == text
-    store.publish("board:x", "x", {text: text})
-    assert store.events_after(0, topic="board:x")[0].body == {text: text}
+    store.submissions.fail(made.id, text, platform=False)
+    assert store.submissions.get(made.id).reason == text
+    store.events.publish("board:x", "x", {text: text})
+    assert store.events.after(0, topic="board:x")[0].body == {text: text}
     ranked(store, 1.0, text, text)
-    assert [entry.owner for entry in store.leaderboard(ENV, where=Filter(user=text, algorithm=text))] == [text]
-    assert store.environment(ENV).kind is EnvironmentKind.VERIFIED
+    assert [entry.owner for entry in store.boards.top(ENV, where=Filter(user=text, algorithm=text))] == [text]
+    assert store.environments.get(ENV).kind is EnvironmentKind.VERIFIED
 
 
 @pytest.mark.parametrize("text", ["", "a" * 201, "nul\0", "lone \ud800", None, 7, b"ann", ["ann"]])
@@ -141,11 +144,11 @@ def test_text_that_a_database_could_not_give_back_is_refused(store, text):
     for call in (lambda: submit(store, text), lambda: submit(store, "ann", text)):
         with pytest.raises(SpecError):
             call()
-    assert store.submissions_of("ann") == []
+    assert store.submissions.of("ann") == []
 
 
 def test_a_reason_is_cut_and_kept_whatever_it_quotes(store):
-    failed = store.fail(submit(store).id, "\ud800\0" + "x" * 10_000, platform=True)
+    failed = store.submissions.fail(submit(store).id, "\ud800\0" + "x" * 10_000, platform=True)
     assert failed.reason.startswith("?\ufffdxxx")
     assert len(failed.reason) == models.MAX_REASON
 
@@ -160,25 +163,25 @@ def test_metrics_that_are_no_json_leave_the_submission_running(store):
     made = started(store)
     for outcome in ({"metrics": {"n": float("nan")}}, {"metrics": {"n": b""}}, {"metrics": {"n": "x" * (2 << 20)}}):
         with pytest.raises(SpecError, match="JSON"):
-            store.rank(made.id, Outcome(score=1.0, **outcome))
+            store.submissions.rank(made.id, Outcome(score=1.0, **outcome))
     with pytest.raises(SpecError, match="digest"):
-        store.rank(made.id, Outcome(score=1.0), log_digest="../../etc/passwd")
-    assert store.submission(made.id).state is State.RUNNING
-    assert store.leaderboard(ENV) == []
+        store.submissions.rank(made.id, Outcome(score=1.0), log_digest="../../etc/passwd")
+    assert store.submissions.get(made.id).state is State.RUNNING
+    assert store.boards.top(ENV) == []
 
 
 def test_states_that_carry_more_are_not_reached_by_a_bare_move(store):
     made = started(store)
     for event in (Event.RANK, Event.FAIL, Event.REJECT, Event.CHECK):
         with pytest.raises(SpecError, match=f"use the method {event}"):
-            store.move(made.id, event)
+            store.submissions.move(made.id, event)
 
 
 def test_a_search_for_the_impossible_is_the_callers_error(store):
     for call in (
-        lambda: store.submission("\ud800"), lambda: store.leaderboard("\ud800"), lambda: store.season(10**30),
-        lambda: store.leaderboard(ENV, where=Filter(user="\udfff")), lambda: store.leaderboard(ENV, offset=10**30),
-        lambda: store.events_after(10**30), lambda: store.find_owner("\ud800"), lambda: store.match("\ud800"),
+        lambda: store.submissions.get("\ud800"), lambda: store.boards.top("\ud800"), lambda: store.seasons.get(10**30),
+        lambda: store.boards.top(ENV, where=Filter(user="\udfff")), lambda: store.boards.top(ENV, offset=10**30),
+        lambda: store.events.after(10**30), lambda: store.owners.find("\ud800"), lambda: store.matches.get("\ud800"),
     ):  # fmt: skip
         with pytest.raises(SpecError, match="no database can hold"):
             call()
@@ -186,12 +189,12 @@ def test_a_search_for_the_impossible_is_the_callers_error(store):
 
 def test_unknown_ids_are_not_found(store):
     for call in (
-        lambda: store.submission("x"), lambda: store.move("' OR 1=1", Event.CANCEL), lambda: store.environment("x"),
-        lambda: store.submit("ann", "nope", algorithm="A", digest="0" * 64, main_file="a.py"), lambda: store.match("x"), lambda: store.key("x"),
+        lambda: store.submissions.get("x"), lambda: store.submissions.move("' OR 1=1", Event.CANCEL), lambda: store.environments.get("x"),
+        lambda: store.submissions.add("ann", "nope", algorithm="A", digest="0" * 64, main_file="a.py"), lambda: store.matches.get("x"), lambda: store.keys.get("x"),
     ):  # fmt: skip
         with pytest.raises(NotFound):
             call()
-    store.put_environment(ENV, EnvironmentKind.VERIFIED, enabled=False)
+    store.environments.put(ENV, EnvironmentKind.VERIFIED, enabled=False)
     with pytest.raises(Conflict, match="switched it off"):
         submit(store)
 
@@ -205,9 +208,9 @@ def test_quota_at_once_is_free_again_when_one_ends(store):
     with pytest.raises(QuotaExceeded, match="at once"):
         submit(store, quota=quota)
     submit(store, "bob", quota=quota)
-    store.move(first.id, Event.CANCEL)
+    store.submissions.move(first.id, Event.CANCEL)
     submit(store, quota=quota)
-    assert store.used("ann") == (3, 2)
+    assert store.quotas.used("ann") == (3, 2)
 
 
 def test_quota_of_a_day_comes_back_the_next_day(store, clock):
@@ -217,25 +220,25 @@ def test_quota_of_a_day_comes_back_the_next_day(store, clock):
         submit(store, quota=quota)
     clock.now += 86400
     submit(store, quota=quota)
-    store.set_quota("ann", per_day=3, at_once=None)
+    store.owners.set_quota("ann", per_day=3, at_once=None)
     submit(store, quota=quota)
 
 
 def test_a_platform_fault_gives_the_quota_back_once_and_an_agents_does_not(store):
     ours, theirs = submit(store), submit(store)
-    store.fail(theirs.id, "exit 1", platform=False)
-    assert store.used("ann") == (2, 1)
-    store.fail(ours.id, "box lost", platform=True)
-    assert store.used("ann") == (1, 0)
-    store.move(ours.id, Event.REEVALUATE)
-    store.fail(ours.id, "box lost again", platform=True)
-    assert store.refund(ours.id) is False
-    assert store.used("ann") == (1, 0)
+    store.submissions.fail(theirs.id, "exit 1", platform=False)
+    assert store.quotas.used("ann") == (2, 1)
+    store.submissions.fail(ours.id, "box lost", platform=True)
+    assert store.quotas.used("ann") == (1, 0)
+    store.submissions.move(ours.id, Event.REEVALUATE)
+    store.submissions.fail(ours.id, "box lost again", platform=True)
+    assert store.quotas.refund(ours.id) is False
+    assert store.quotas.used("ann") == (1, 0)
 
 
 def test_of_many_threads_one_gives_the_quota_back(store):
     made, given = submit(store), []
-    threads = [threading.Thread(target=lambda: given.append(store.refund(made.id))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: given.append(store.quotas.refund(made.id))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -262,17 +265,17 @@ def test_threads_cannot_submit_more_than_the_quota(store):
 
 def test_each_evaluation_is_charged_and_only_the_last_charge_is_given_back(store):
     made = ranked(store, 1.0)
-    store.charge_again(made.id, Quota())
-    assert store.used("ann") == (2, 0)
-    assert store.refund(made.id) is True
-    assert store.refund(made.id) is False
-    assert store.used("ann") == (1, 0)
+    store.submissions.charge_again(made.id, Quota())
+    assert store.quotas.used("ann") == (2, 0)
+    assert store.quotas.refund(made.id) is True
+    assert store.quotas.refund(made.id) is False
+    assert store.quotas.used("ann") == (1, 0)
     with pytest.raises(QuotaExceeded):
-        store.charge_again(made.id, Quota(per_day=1))
+        store.submissions.charge_again(made.id, Quota(per_day=1))
     with pytest.raises(QuotaExceeded):
-        store.check_quota("ann", Quota(per_day=1))
-    store.check_quota("nobody", Quota(per_day=0))
-    assert store.find_owner("nobody") is None
+        store.quotas.check("ann", Quota(per_day=1))
+    store.quotas.check("nobody", Quota(per_day=0))
+    assert store.owners.find("nobody") is None
 
 
 # ---- lists ----
@@ -283,10 +286,10 @@ def test_submissions_are_found_by_who_where_what_and_state(store, clock):
     for number, (owner, algorithm) in enumerate([("ann", "A"), ("ann", "B"), ("bob", "A")]):
         clock.now += 1
         made.append(submit(store, owner, algorithm, client_id=f"c{number}", anonymous=owner == "bob"))
-    store.move(made[0].id, Event.CANCEL)
+    store.submissions.move(made[0].id, Event.CANCEL)
 
     def found(**where):
-        return [made.index(one) if one in made else 0 for one in store.submissions_where(**where)]
+        return [made.index(one) if one in made else 0 for one in store.submissions.where(**where)]
 
     assert found() == [2, 1, 0]
     assert found(owner="ann") == [1, 0]
@@ -295,37 +298,37 @@ def test_submissions_are_found_by_who_where_what_and_state(store, clock):
     assert found(limit=1, offset=1) == [1]
     assert found(client_id="c2") == [2]
     assert found(client_id="c1") == []  # it was sent with a key
-    store.delete(made[0].id)
+    store.submissions.delete(made[0].id)
     assert found() == [2, 1]
-    assert store.code_is_used("0" * 64)
-    assert not store.code_is_used("1" * 64)
+    assert store.submissions.code_is_used("0" * 64)
+    assert not store.submissions.code_is_used("1" * 64)
 
 
 def test_totals_count_entries_and_submissions(store):
     ranked(store, 1.0)
     ranked(store, 2.0)
     ranked(store, 3.0, "bob")
-    assert store.totals() == {ENV: (2, 3)}
-    assert store.board_size(ENV) == 2
-    assert store.board_size(ENV, where=Filter(score_min=2.5)) == store.board_size(ENV, where=Filter(user="bob")) == 1
-    assert store.board_size(ENV, kind=Kind.SELF_REPORTED) == 0
+    assert store.submissions.totals() == {ENV: (2, 3)}
+    assert store.boards.size(ENV) == 2
+    assert store.boards.size(ENV, where=Filter(score_min=2.5)) == store.boards.size(ENV, where=Filter(user="bob")) == 1
+    assert store.boards.size(ENV, kind=Kind.SELF_REPORTED) == 0
 
 
 def test_entering_a_ladder_is_ranked_without_a_score(store):
     made = started(store)
-    entered = store.enter(made.id, warnings=["slow", "slow"])
+    entered = store.submissions.enter(made.id, warnings=["slow", "slow"])
     assert (entered.state, entered.score, entered.warnings) == (State.RANKED, None, "slow")
-    assert (store.leaderboard(ENV), store.evaluations_of(made.id)) == ([], [])
+    assert (store.boards.top(ENV), store.submissions.evaluations(made.id)) == ([], [])
 
 
 def test_pruned_events_leave_the_last_one(store, clock):
     for number in range(5):
         clock.now += 10
-        store.publish("queue", "n", {"n": number})
-    last = store.last_event()
-    assert store.prune_events(older_than_s=15, keep=100) == 3
-    assert [notice.body["n"] for notice in store.events_after(0)] == [3, 4]
-    assert store.first_event() == last - 1
+        store.events.publish("queue", "n", {"n": number})
+    last = store.events.last()
+    assert store.events.prune(older_than_s=15, keep=100) == 3
+    assert [notice.body["n"] for notice in store.events.after(0)] == [3, 4]
+    assert store.events.first() == last - 1
     clock.now += 1000
-    assert store.prune_events(older_than_s=15, keep=0) == 1
-    assert store.last_event() == store.first_event() == last
+    assert store.events.prune(older_than_s=15, keep=0) == 1
+    assert store.events.last() == store.events.first() == last

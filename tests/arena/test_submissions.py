@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
+from harena.arena.db import jobs as jobs_module
 from harena.arena.db.files import FileStore
 from harena.arena.db.models import (
     ACTIVE,
@@ -26,10 +27,9 @@ from harena.arena.db.models import (
     QuotaExceeded,
     State,
 )
-from harena.arena.db.store import Quota, Store
-from harena.arena.queue import jobs as jobs_module
+from harena.arena.db.records import Quota
+from harena.arena.db.store import Store
 from harena.arena.queue import workers as workers_module
-from harena.arena.queue.jobs import Queue
 from harena.arena.queue.workers import Workers
 from harena.arena.settings import Settings
 from harena.arena.submissions import service as module
@@ -62,14 +62,14 @@ class Bench:
     def __init__(self, folder, runner):
         self.settings = Settings.from_env(folder, {})
         self.store = Store(self.settings.database_url)
-        self.queue = Queue(self.store)
+        self.queue = self.store.jobs
         self.files = FileStore(self.settings.files)
         quick = {"episodes": 3, "practice_episodes": 2, "final_episodes": 4, "move_s": 5.0}
         for env_id, kind in (
             (POLE, EnvironmentKind.VERIFIED), (TIC, EnvironmentKind.LADDER), (OTHER, EnvironmentKind.SCRIPT_ONLY)
         ):  # fmt: skip
-            self.store.put_environment(env_id, kind, settings=quick)
-            self.store.start_season(env_id, "season 1")
+            self.store.environments.put(env_id, kind, settings=quick)
+            self.store.seasons.start(env_id, "season 1")
         self.runner = runner
         self.submissions = Submissions(self.store, self.queue, self.files, self.settings, runner=runner)
         self.seen = []
@@ -96,7 +96,7 @@ class Bench:
         """Until it is over, or in one of these states."""
         end = time.monotonic() + SOON_S
         while True:
-            found = self.store.submission(submission.id)
+            found = self.store.submissions.get(submission.id)
             if found.state in states or (not states and found.state not in ACTIVE):
                 return found
             assert time.monotonic() < end, f"still {found.state}"
@@ -134,26 +134,26 @@ def test_an_agent_is_ranked_on_the_hidden_episodes_of_its_season(bench):
     assert (made.main_file, made.client_id, made.season_id) == ("agent.py", "c-1", 1)
     done = bench.until(made)
     assert (done.state, done.reason) == (State.RANKED, "")
-    (evaluation,) = bench.store.evaluations_of(made.id)
-    secret = bench.store.season_secret(made.season_id)
+    (evaluation,) = bench.store.submissions.evaluations(made.id)
+    secret = bench.store.seasons.secret(made.season_id)
     assert evaluation.episodes == len(evaluation.metrics["returns"]) == 3
     assert evaluation.metrics["season"] == commitment(secret)
     exact = sum(evaluation.metrics["returns"]) / 3
     assert done.score == evaluation.score == pytest.approx(exact, abs=(done.high - done.low) / 20)
     assert done.low <= done.score <= done.high
     assert bench.submissions.log(done) == "hello\n"
-    (entry,) = bench.store.leaderboard(POLE)
+    (entry,) = bench.store.boards.top(POLE)
     assert (entry.submission_id, entry.score) == (made.id, done.score)
     assert Counter(seen.step for seen in bench.seen) == {"started": 1, "ranked": 1}
 
 
 def test_replays_are_kept_and_no_seed_is_in_what_everybody_sees(bench):
     done = bench.until(bench.send(AGENT))
-    (evaluation,) = bench.store.evaluations_of(done.id)
-    hidden = seeds(bench.store.season_secret(1), POLE, 3)
+    (evaluation,) = bench.store.submissions.evaluations(done.id)
+    hidden = seeds(bench.store.seasons.secret(1), POLE, 3)
     for kept in evaluation.metrics["replays"]:
         assert Replay.load(bench.files.get(kept["digest"])).seed == hidden[kept["episode"]]
-    public = str(evaluation.metrics) + str(bench.store.events_after(0, limit=1000))
+    public = str(evaluation.metrics) + str(bench.store.events.after(0, limit=1000))
     assert not any(str(seed) in public for seed in hidden)
 
 
@@ -189,9 +189,9 @@ def test_an_agents_own_fault_is_its_result_and_costs_its_quota(bench):
     assert done.state is State.FAILED
     assert "crash in practice episode 1 of 2" in done.reason
     assert "SECRET in my code" in done.reason
-    assert bench.store.used("ann") == (1, 0)
-    assert (bench.store.leaderboard(POLE), bench.store.evaluations_of(done.id)) == ([], [])
-    assert "SECRET" not in str(bench.store.events_after(0, limit=1000))
+    assert bench.store.quotas.used("ann") == (1, 0)
+    assert (bench.store.boards.top(POLE), bench.store.submissions.evaluations(done.id)) == ([], [])
+    assert "SECRET" not in str(bench.store.events.after(0, limit=1000))
     assert [(seen.step, seen.fault) for seen in bench.seen] == [("started", ""), ("failed", "crash")]
     assert bench.queue.get(done.job_id).state is JobState.DONE
 
@@ -205,10 +205,10 @@ def test_a_self_reported_billion_never_stands_with_verified_scores(bench):
     assert boast.kind is Kind.SELF_REPORTED
     done = bench.until(boast)
     assert (done.state, done.score) == (State.RANKED, 1e9)
-    assert [entry.submission_id for entry in bench.store.leaderboard(POLE)] == [verified.id]
-    (apart,) = bench.store.leaderboard(POLE, kind=Kind.SELF_REPORTED)
+    assert [entry.submission_id for entry in bench.store.boards.top(POLE)] == [verified.id]
+    (apart,) = bench.store.boards.top(POLE, kind=Kind.SELF_REPORTED)
     assert (apart.submission_id, apart.kind) == (done.id, Kind.SELF_REPORTED)
-    (evaluation,) = bench.store.evaluations_of(done.id)
+    (evaluation,) = bench.store.submissions.evaluations(done.id)
     assert (evaluation.kind, evaluation.metrics["metrics"]) == (Kind.SELF_REPORTED, {"lr": 0.1})
     assert bench.submissions.log(done).startswith(f"env {POLE}\n")
 
@@ -218,14 +218,14 @@ def test_a_script_without_a_score_has_failed_with_the_end_of_its_log(bench):
     assert done.state is State.FAILED
     assert "exit code 3" in done.reason
     assert bench.submissions.log(done) == "training"
-    assert bench.store.used("ann") == (1, 0)
+    assert bench.store.quotas.used("ann") == (1, 0)
 
 
 def test_where_only_scripts_are_run_an_agent_is_a_script(bench):
     source = AGENT + b"import json\nprint(json.dumps({'score': 7}))\n"
     done = bench.until(bench.send(source, env_id=OTHER))
     assert (done.state, done.kind, done.main_file, done.score) == (State.RANKED, Kind.SELF_REPORTED, "submission.py", 7)
-    assert bench.store.leaderboard(OTHER) == []
+    assert bench.store.boards.top(OTHER) == []
 
 
 def test_what_a_script_prints_is_kept_with_a_cap(bench):
@@ -240,20 +240,20 @@ def test_what_a_script_prints_is_kept_with_a_cap(bench):
 def test_an_agent_enters_a_ladder_after_a_game_with_itself(bench):
     done = bench.until(bench.send(FIRST_FREE, env_id=TIC))
     assert (done.state, done.reason) == (State.RANKED, "")
-    assert (done.score, bench.store.evaluations_of(done.id), bench.store.leaderboard(TIC)) == (None, [], [])
+    assert (done.score, bench.store.submissions.evaluations(done.id), bench.store.boards.top(TIC)) == (None, [], [])
 
 
 def test_an_agent_that_cannot_play_stays_off_the_ladder(bench):
     done = bench.until(bench.send(b"def act(observation): return 'left'\n", env_id=TIC))
     assert done.state is State.FAILED
     assert "not allowed in tictactoe-v1" in done.reason
-    assert bench.store.used("ann") == (1, 0)
+    assert bench.store.quotas.used("ann") == (1, 0)
 
 
 def test_a_script_is_told_what_an_agent_is(idle):
     with pytest.raises(IntakeError, match="define `class Agent`"):
         idle.send(SCRIPT, env_id=TIC)
-    assert (idle.stored(), idle.store.used("ann")) == ([], (0, 0))
+    assert (idle.stored(), idle.store.quotas.used("ann")) == ([], (0, 0))
 
 
 # ---- what is refused leaves nothing ----
@@ -265,7 +265,7 @@ def test_a_script_is_told_what_an_agent_is(idle):
 def test_a_bad_upload_leaves_nothing(idle, name, data):
     with pytest.raises(IntakeError):
         idle.submissions.submit([Upload(name=name, data=data)], owner="ann", env_id=POLE)
-    assert (idle.stored(), idle.queue.counts(), idle.store.submissions_of("ann")) == ([], {}, [])
+    assert (idle.stored(), idle.queue.counts(), idle.store.submissions.of("ann")) == ([], {}, [])
 
 
 @pytest.mark.parametrize("bad", [{"algorithm": ""}, {"owner": "a" * 201}, {"client_id": "\ud800"}])
@@ -292,7 +292,7 @@ def test_more_than_the_host_allows_is_refused(idle):
     idle.with_settings(max_queued=3)
     with pytest.raises(Busy, match="3 submissions wait"):
         idle.send(AGENT, owner="eve")
-    assert idle.store.find_owner("eve") is None
+    assert idle.store.owners.find("eve") is None
 
 
 def test_quotas_hold_against_many_at_once(idle):
@@ -311,19 +311,19 @@ def test_quotas_hold_against_many_at_once(idle):
     for thread in threads:
         thread.join()
     assert Counter(results) == {1: 1, 2: 1, 3: 1, QuotaExceeded: 5}
-    assert idle.submissions.code(idle.store.submissions_of("ann")[0])
+    assert idle.submissions.code(idle.store.submissions.of("ann")[0])
 
 
 def test_a_closed_environment_takes_nothing(idle):
     with pytest.raises(NotFound):
         idle.send(AGENT, env_id="nowhere-v1")
-    idle.store.freeze_season(1)
+    idle.store.seasons.freeze(1)
     with pytest.raises(Conflict, match="frozen"):
         idle.send(AGENT)
-    idle.store.end_season(1)
+    idle.store.seasons.end(1)
     with pytest.raises(Conflict, match="no season runs"):
         idle.send(AGENT)
-    idle.store.put_environment(TIC, EnvironmentKind.LADDER, enabled=False)
+    idle.store.environments.put(TIC, EnvironmentKind.LADDER, enabled=False)
     with pytest.raises(Conflict, match="switched it off"):
         idle.send(FIRST_FREE, env_id=TIC)
 
@@ -333,13 +333,13 @@ def test_a_season_that_ends_while_the_upload_is_read_takes_nothing(idle, monkeyp
 
     def slowly(*args, **more):
         taken = take_in(*args, **more)
-        idle.store.end_season(1)
+        idle.store.seasons.end(1)
         return taken
 
     monkeypatch.setattr(module.intake, "take_in", slowly)
     with pytest.raises(Conflict, match="no season runs"):
         idle.send(AGENT)
-    assert (idle.stored(), idle.queue.counts(), idle.store.used("ann")) == ([], {}, (0, 0))
+    assert (idle.stored(), idle.queue.counts(), idle.store.quotas.used("ann")) == ([], {}, (0, 0))
 
 
 # ---- cancel, delete, evaluate again ----
@@ -365,7 +365,7 @@ def test_what_runs_is_ended_soon(bench, source):
     while bench.workers.running:
         assert time.monotonic() - began < SOON_S
         time.sleep(0.01)
-    assert bench.store.submission(made.id).state is State.CANCELLED
+    assert bench.store.submissions.get(made.id).state is State.CANCELLED
     assert bench.until(bench.send(AGENT)).state is State.RANKED  # the place is free again
 
 
@@ -374,7 +374,7 @@ def test_one_under_way_is_cancelled_and_deleted(bench):
     bench.until(made, State.RUNNING)
     deleted = bench.submissions.delete(made.id)
     assert (deleted.state, deleted.deleted_at is not None) == (State.CANCELLED, True)
-    assert bench.store.submissions_of("ann") == []
+    assert bench.store.submissions.of("ann") == []
     for again in (bench.submissions.delete, bench.submissions.cancel, bench.submissions.reevaluate):
         with pytest.raises(NotFound):
             again(made.id)
@@ -382,9 +382,9 @@ def test_one_under_way_is_cancelled_and_deleted(bench):
 
 def test_deleting_takes_the_best_off_the_board_and_leaves_the_next(bench):
     worse, better = bench.until(bench.send(b"def act(o): return 0\n")), bench.until(bench.send(AGENT))
-    assert bench.store.leaderboard(POLE)[0].submission_id == better.id
+    assert bench.store.boards.top(POLE)[0].submission_id == better.id
     bench.submissions.delete(better.id)
-    assert [entry.submission_id for entry in bench.store.leaderboard(POLE)] == [worse.id]
+    assert [entry.submission_id for entry in bench.store.boards.top(POLE)] == [worse.id]
 
 
 def test_an_evaluation_is_repeated_as_often_as_asked_and_gives_the_same(bench):
@@ -395,10 +395,10 @@ def test_an_evaluation_is_repeated_as_often_as_asked_and_gives_the_same(bench):
         assert (again.state, again.score) == (State.QUEUED, done.score)
         jobs.add(again.job_id)
         assert bench.until(again).state is State.RANKED
-    evaluations = bench.store.evaluations_of(done.id)
+    evaluations = bench.store.submissions.evaluations(done.id)
     assert (len(evaluations), len(jobs)) == (4, 4)
     assert len({evaluation.metrics["digest"] for evaluation in evaluations}) == 1
-    assert bench.store.used("ann") == (4, 0)
+    assert bench.store.quotas.used("ann") == (4, 0)
 
 
 def test_failed_and_cancelled_ones_are_evaluated_again_too(bench):
@@ -421,10 +421,10 @@ def test_evaluating_again_counts_and_is_refused_where_submitting_is(idle):
     idle.submissions.cancel(made.id)
     with pytest.raises(QuotaExceeded, match="2 submissions a day"):
         idle.submissions.reevaluate(made.id)
-    assert (idle.store.submission(made.id).state, idle.store.used("ann")) == (State.CANCELLED, (2, 0))
+    assert (idle.store.submissions.get(made.id).state, idle.store.quotas.used("ann")) == (State.CANCELLED, (2, 0))
     idle.with_settings(quota=Quota())
-    idle.store.end_season(1)
-    idle.store.start_season(POLE, "season 2")
+    idle.store.seasons.end(1)
+    idle.store.seasons.start(POLE, "season 2")
     with pytest.raises(Conflict, match="its season has ended"):
         idle.submissions.reevaluate(made.id)
 
@@ -433,30 +433,30 @@ def test_a_rejected_one_is_not_evaluated_again_and_not_charged(idle):
     made = idle.send(AGENT)
     job = idle.queue.claim("evaluate", "w")
     idle.submissions._begin(job)
-    idle.store.reject(made.id, "not acceptable")
+    idle.store.submissions.reject(made.id, "not acceptable")
     with pytest.raises(IllegalTransition):
         idle.submissions.reevaluate(made.id)
-    assert idle.store.used("ann") == (1, 0)
+    assert idle.store.quotas.used("ann") == (1, 0)
 
 
 def test_an_old_seasons_score_does_not_stand_on_the_new_seasons_board(bench):
     old = bench.until(bench.send(AGENT))
-    bench.store.end_season(old.season_id)
-    bench.store.clear_board(POLE)
-    bench.store.start_season(POLE, "season 2")
+    bench.store.seasons.end(old.season_id)
+    bench.store.boards.clear(POLE)
+    bench.store.seasons.start(POLE, "season 2")
     new = bench.until(bench.send(b"def act(o): return 0\n"))
     assert new.score < old.score
-    assert [entry.submission_id for entry in bench.store.leaderboard(POLE)] == [new.id]
+    assert [entry.submission_id for entry in bench.store.boards.top(POLE)] == [new.id]
     bench.submissions.delete(old.id)
-    assert [entry.submission_id for entry in bench.store.leaderboard(POLE)] == [new.id]
+    assert [entry.submission_id for entry in bench.store.boards.top(POLE)] == [new.id]
 
 
 def test_what_waited_beyond_its_season_is_given_back(idle):
     made = idle.send(AGENT)
-    idle.store.end_season(made.season_id)
+    idle.store.seasons.end(made.season_id)
     idle.work()
     done = idle.until(made)
-    assert (done.state, idle.store.used("ann")) == (State.FAILED, (0, 0))
+    assert (done.state, idle.store.quotas.used("ann")) == (State.FAILED, (0, 0))
     assert "the season ended" in done.reason
 
 
@@ -481,7 +481,7 @@ def test_the_platforms_fault_is_tried_again_and_then_gives_the_quota_back(idle, 
     assert f"job {done.job_id}" in done.reason
     assert "box" not in done.reason
     assert idle.queue.get(done.job_id).reason == "the agent's box was lost"
-    assert idle.store.used("ann") == (0, 0)
+    assert idle.store.quotas.used("ann") == (0, 0)
     assert Counter((seen.step, seen.fault) for seen in idle.seen) == {("started", ""): 3, ("failed", "platform"): 1}
     assert idle.queue.get(done.job_id).state is JobState.DEAD
     monkeypatch.undo()
@@ -503,7 +503,7 @@ def test_one_fault_of_the_platform_is_not_seen_by_the_owner(idle, hasty, monkeyp
     made = idle.send(SCRIPT)
     done = idle.until(made)
     assert (done.state, done.reason, idle.queue.get(made.job_id).attempts) == (State.RANKED, "", 2)
-    told = [notice.body["state"] for notice in idle.store.events_after(0, topic=f"submission:{made.id}")]
+    told = [notice.body["state"] for notice in idle.store.events.after(0, topic=f"submission:{made.id}")]
     assert told == ["received", "checked", "queued", "running", "queued", "running", "ranked"]
 
 
@@ -514,11 +514,11 @@ def test_a_platform_fault_leaves_an_earlier_score_alone(bench, hasty, monkeypatc
         raise EvaluationVoid("the game is broken", retry=Retry.NEVER)
 
     monkeypatch.setattr(module.evaluate, "evaluate", broken)
-    bench.store.put_environment(POLE, EnvironmentKind.VERIFIED, settings={"episodes": 2})
+    bench.store.environments.put(POLE, EnvironmentKind.VERIFIED, settings={"episodes": 2})
     failed = bench.until(bench.submissions.reevaluate(ranked.id))
     assert (failed.state, failed.score) == (State.FAILED, ranked.score)
-    assert bench.store.leaderboard(POLE)[0].submission_id == ranked.id
-    assert bench.store.used("ann") == (1, 0)
+    assert bench.store.boards.top(POLE)[0].submission_id == ranked.id
+    assert bench.store.quotas.used("ann") == (1, 0)
 
 
 def test_code_that_is_missing_is_the_platforms_fault(idle, hasty):
@@ -526,7 +526,7 @@ def test_code_that_is_missing_is_the_platforms_fault(idle, hasty):
     idle.files.delete(made.digest)
     idle.work()
     done = idle.until(made)
-    assert (done.state, idle.store.used("ann")) == (State.FAILED, (0, 0))
+    assert (done.state, idle.store.quotas.used("ann")) == (State.FAILED, (0, 0))
     assert idle.queue.get(done.job_id).attempts == 3
 
 
@@ -534,5 +534,5 @@ def test_a_clean_stop_gives_an_evaluation_back_to_the_queue(bench):
     made = bench.send(SLOW)
     bench.until(made, State.RUNNING)
     bench.workers.stop(0.05)
-    found = bench.store.submission(made.id)
+    found = bench.store.submissions.get(made.id)
     assert (found.state, bench.queue.get(found.job_id).attempts) == (State.QUEUED, 0)

@@ -35,7 +35,7 @@ def finish(bench, made, *, restart=False, steps=300):
         tournaments.advance()
         if tournaments.get(made.id).state is not RUNNING:
             return tournaments.get(made.id)
-        open_ = bench.store.open_matches()
+        open_ = bench.store.matches.open()
         assert 0 < len(open_) <= module.AHEAD * bench.matches.at_once
         match = open_[-1]  # the latest first: the order of the ends must not matter
         one, other = (number[seat.submission_id] for seat in match.seats)
@@ -68,7 +68,7 @@ def test_every_format_is_played_to_its_end_and_a_restart_at_any_moment_changes_n
     assert [standings[0]["agent"], standings[0]["rank"]] == [0, 1]
     assert len(standings) == 5
     ids = [key for part in one.result["rounds"] for tie in part["ties"] for key in tie["matches"]]
-    assert len(ids) == len(set(ids)) == len(bench.store.matches_where(tournament_id=one.id, limit=1000))
+    assert len(ids) == len(set(ids)) == len(bench.store.matches.where(tournament_id=one.id, limit=1000))
     for part in one.result["rounds"]:
         for tie in part["ties"]:
             assert set(tie) == {"agents", "matches", "scores", "winner"}
@@ -79,13 +79,13 @@ def test_every_format_is_played_to_its_end_and_a_restart_at_any_moment_changes_n
 def test_a_round_robin_lets_all_meet_in_both_seats_on_the_same_seeds_and_moves_no_rating(bench):
     agents = [bench.enter(f"owner{n}") for n in range(4)]
     made = finish(bench, bench.tournaments.create(GAME, "cup", participants=agents, games=2))
-    played = bench.store.matches_where(tournament_id=made.id, limit=100)
+    played = bench.store.matches.where(tournament_id=made.id, limit=100)
     tables = {tuple(seat.submission_id for seat in match.seats) for match in played}
     assert len(played) == len(tables) == 12
     assert len({match.seed for match in played}) == 1
     assert all(match.kind is MatchKind.TOURNAMENT and not match.rated for match in played)
     Fold(bench.store, GAME, bench.season.id).advance()
-    assert bench.store.ratings(GAME) == {}
+    assert bench.store.ratings.latest(GAME) == {}
 
 
 def test_a_bracket_has_a_bye_and_a_final(bench):
@@ -102,12 +102,12 @@ def test_void_games_are_played_again_on_the_same_seed_and_given_up_in_the_end(be
     made = bench.tournaments.create(GAME, "cup", participants=agents, games=2)
     for _ in range(4):
         bench.tournaments.advance()
-        for match in bench.store.open_matches():
+        for match in bench.store.matches.open():
             bench.end(match, state=MatchState.VOID if match.pairing == 0 else MatchState.FINISHED)
         bench.tournaments = Tournaments(bench.store, bench.standings, bench.matches)
     bench.tournaments.advance()
     assert bench.tournaments.get(made.id).state is FINISHED
-    first = [match for match in bench.store.matches_where(tournament_id=made.id) if match.pairing == 0]
+    first = [match for match in bench.store.matches.where(tournament_id=made.id) if match.pairing == 0]
     assert len(first) == 4
     assert len({match.seed for match in first}) == 1
     assert {row["agent"]: row["wins"] for row in bench.tournaments.get(made.id).result["standings"]} == {0: 0, 1: 1}
@@ -117,7 +117,7 @@ def test_a_match_that_ran_out_of_time_is_a_draw(bench):
     agents = [bench.enter("ann"), bench.enter("bob")]
     made = bench.tournaments.create(GAME, "cup", participants=agents, games=1)
     bench.tournaments.advance()
-    for match in bench.store.open_matches():
+    for match in bench.store.matches.open():
         bench.end(match, (0.0, 0.0), state=MatchState.TIMEOUT)
     bench.tournaments.advance()
     assert [row["draws"] for row in bench.tournaments.get(made.id).result["standings"]] == [2, 2]
@@ -127,15 +127,15 @@ def test_it_can_be_cancelled_and_stays_so(bench):
     agents = [bench.enter(f"owner{n}") for n in range(4)]
     made = bench.tournaments.create(GAME, "cup", participants=agents)
     bench.tournaments.advance()
-    first = bench.store.open_matches()[0]
+    first = bench.store.matches.open()[0]
     bench.end(first)
     assert bench.tournaments.cancel(made.id).state is CANCELLED
-    assert bench.store.open_matches() == []
+    assert bench.store.matches.open() == []
     assert bench.queue.due() == []
     bench.tournaments.advance()
-    assert bench.store.open_matches() == []
+    assert bench.store.matches.open() == []
     assert bench.tournaments.get(made.id).state is CANCELLED
-    assert bench.store.match(first.id).state is MatchState.FINISHED
+    assert bench.store.matches.get(first.id).state is MatchState.FINISHED
     with pytest.raises(Conflict):
         bench.tournaments.cancel(made.id)
 
@@ -160,7 +160,7 @@ def test_the_top_of_the_ladder_is_seeded_by_its_place_without_the_benched(bench)
 def test_what_makes_no_tournament_is_refused_before_anything_is_stored(bench):
     agents = [bench.enter("ann"), bench.enter("bob")]
     gone = bench.enter("cyd")
-    bench.store.delete(gone)
+    bench.store.submissions.delete(gone)
     for more in (
         {"format": "knockout"}, {"participants": agents[:1]}, {"participants": [*agents, agents[0]]},
         {"participants": [*agents, gone]}, {"games": 0}, {"games": 101}, {"top": 2}, {"participants": None},
@@ -171,7 +171,7 @@ def test_what_makes_no_tournament_is_refused_before_anything_is_stored(bench):
             bench.tournaments.create(**({"env_id": GAME, "name": "cup", "participants": agents} | more))
     with pytest.raises(NotFound):
         bench.tournaments.create(GAME, "cup", participants=[*agents, "nobody"])
-    bench.store.put_environment("CartPole-v1", EnvironmentKind.VERIFIED)
+    bench.store.environments.put("CartPole-v1", EnvironmentKind.VERIFIED)
     with pytest.raises(SpecError):
         bench.tournaments.create("CartPole-v1", "cup", participants=agents)
     assert bench.tournaments.list() == []
@@ -192,7 +192,7 @@ def test_one_that_cannot_go_on_does_not_stop_the_others(bench, monkeypatch):
 
     monkeypatch.setattr(bench.tournaments, "_take_up", take_up)
     bench.tournaments.advance()
-    assert {match.tournament_id for match in bench.store.open_matches()} == {fine.id}
+    assert {match.tournament_id for match in bench.store.matches.open()} == {fine.id}
 
 
 def test_nothing_that_is_shown_of_a_tournament_has_its_seed(bench):
@@ -200,7 +200,7 @@ def test_nothing_that_is_shown_of_a_tournament_has_its_seed(bench):
     seed = 0x1234_5678_9ABC_DEF0
     made = bench.tournaments.create(GAME, "cup", participants=agents, seed=seed)
     bench.tournaments.advance()
-    shown = repr(bench.tournaments.get(made.id)) + repr(bench.store.events_after(0, limit=1000))
+    shown = repr(bench.tournaments.get(made.id)) + repr(bench.store.events.after(0, limit=1000))
     assert str(seed) not in shown
     assert "seed" not in shown
-    assert all(str(match.seed) not in shown for match in bench.store.open_matches())
+    assert all(str(match.seed) not in shown for match in bench.store.matches.open())

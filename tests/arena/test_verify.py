@@ -78,8 +78,10 @@ def ladder(arena):
     def rested():
         lines = {line.submission_id: line for line in arena.standings.standings(RPS)}
         enough = all(ids[owner] in lines and lines[ids[owner]].games >= 10 for owner in ("counter", "paper", "dice"))
-        folded = arena.store.rated_up_to(RPS) == max(one.number for one in arena.store.matches_where(env_id=RPS))
-        return enough and folded and not arena.store.open_matches() and lines
+        folded = arena.store.ratings.rated_up_to(RPS) == max(
+            one.number for one in arena.store.matches.where(env_id=RPS)
+        )
+        return enough and folded and not arena.store.matches.open() and lines
 
     wait(rested)
     wait(lambda: not arena.matchmaker._ladders[1].stale)
@@ -95,12 +97,12 @@ def test_a_ladder_of_real_agents_orders_them_and_counts_every_match(arena, ladde
     order = [line.owner for line in lines]  # where the others end up is a matter of luck
     assert order.index("counter") < order.index("paper")
     assert order[0] != "crash"
-    played = arena.store.matches_where(env_id=RPS, limit=1000)
+    played = arena.store.matches.where(env_id=RPS, limit=1000)
     assert len(played) >= 15
     assert {match.state for match in played} == {MatchState.FINISHED}
     assert sum(line.games for line in lines) == 2 * len(played)
-    assert all(len(arena.store.rating_history(line.submission_id)) == line.games for line in lines)
-    season = arena.store.live_season(RPS)
+    assert all(len(arena.store.ratings.history(line.submission_id)) == line.games for line in lines)
+    season = arena.store.seasons.live(RPS)
     found = rebuild(arena.store, RPS, season.id, check=True)
     assert (found.same, found.matches) == (True, len(played))
 
@@ -112,12 +114,12 @@ def test_the_agent_that_crashes_sits_on_the_bench_and_its_owner_is_told_why(aren
     line = arena.standings.standing(ladder["crash"])
     assert line is not None
     assert line.benched
-    games = len(arena.store.matches_of(ladder["crash"]))
+    games = len(arena.store.matches.of(ladder["crash"]))
     assert 5 <= games <= 6  # one more may have been under way
 
 
 def test_what_belongs_to_an_owner_is_in_no_replay_event_or_frame(arena, ladder):
-    match = next(one for one in arena.store.matches_of(ladder["crash"]) if one.winner is not None)
+    match = next(one for one in arena.store.matches.of(ladder["crash"]) if one.winner is not None)
     seat = next(seat for seat in match.seats if seat.submission_id == ladder["crash"])
     assert seat.status == "crash"
     assert "MY SECRET" in seat.reason
@@ -126,21 +128,21 @@ def test_what_belongs_to_an_owner_is_in_no_replay_event_or_frame(arena, ladder):
     assert "MY SECRET" not in json.dumps(replay.to_json())
     assert replay.verify().ok
     assert match.reason == replay.reason == "crash Custom v1: crash"
-    with arena.store.read() as connection:
+    with arena.store.database.read() as connection:
         bodies = connection.exec_driver_sql("select body from events").scalars().all()
     assert bodies
     assert not any("SECRET" in body or "seed" in body for body in bodies)
-    dice = arena.store.matches_of(ladder["dice"], limit=1)[0]
+    dice = arena.store.matches.of(ladder["dice"], limit=1)[0]
     log = next(seat.log_digest for seat in dice.seats if seat.submission_id == ladder["dice"])
     assert b"DICE LOG" in arena.files.get(log)
 
 
 def test_a_challenge_is_watched_live_and_moves_no_rating(arena, ladder):
-    before = arena.standings.standings(RPS), arena.store.ratings(RPS)
+    before = arena.standings.standings(RPS), arena.store.ratings.latest(RPS)
     with arena.hub.subscribe([f"matches:{RPS}"]) as news:
         (match,) = arena.challenges.challenge(ladder["crash"], ladder["paper"], 1)
         with arena.hub.subscribe([f"frames:{match.id}", f"match:{match.id}"]) as frames:
-            done = wait(lambda: (one := arena.store.match(match.id)).state is not MatchState.SCHEDULED and one)
+            done = wait(lambda: (one := arena.store.matches.get(match.id)).state is not MatchState.SCHEDULED and one)
             seen, kinds = [], []
             while "end" not in kinds:
                 came = frames.get(10)
@@ -155,18 +157,18 @@ def test_a_challenge_is_watched_live_and_moves_no_rating(arena, ladder):
     assert "finished" in kinds
     assert "MY SECRET" not in json.dumps(seen)
     assert arena.hub.frames(match.id) == []
-    assert (arena.standings.standings(RPS), arena.store.ratings(RPS)) == before
+    assert (arena.standings.standings(RPS), arena.store.ratings.latest(RPS)) == before
 
 
 def test_matches_are_verified_by_their_replays_and_by_playing_them_again(arena, ladder):
     check = verifier(arena)
     fixed = next(
         match
-        for match in arena.store.matches_of(ladder["counter"])
+        for match in arena.store.matches.of(ladder["counter"])
         if {seat.submission_id for seat in match.seats} == {ladder["counter"], ladder["paper"]}
     )
     assert [one.verdict for one in check.verify_match(fixed.id, replay=True)] == [Verdict.SAME, Verdict.SAME]
-    dice = arena.store.matches_of(ladder["dice"], limit=1)[0]
+    dice = arena.store.matches.of(ladder["dice"], limit=1)[0]
     first, again = check.verify_match(dice.id, replay=True)
     assert first.verdict is Verdict.SAME
     assert again.verdict is Verdict.UNLIKE
@@ -178,7 +180,7 @@ def test_matches_are_verified_by_their_replays_and_by_playing_them_again(arena, 
 
 
 def test_a_result_that_was_changed_in_the_database_is_found(arena, ladder):
-    match = arena.store.matches_where(env_id=RPS, state=MatchState.FINISHED, limit=1)[0]
+    match = arena.store.matches.where(env_id=RPS, state=MatchState.FINISHED, limit=1)[0]
     changes = [
         (models.matches, models.matches.c.id == match.id, {"winner": 1 - (match.winner or 0)}, "winner"),
         (models.matches, models.matches.c.id == match.id, {"seed": "7"}, "seed"),
@@ -202,7 +204,7 @@ def test_verified_scores_are_evaluated_again_and_scripts_are_not(arena):
     pytest.importorskip("gymnasium")
     arena.put_environment(POLE, settings={"episodes": 4})
     good = hand_in(arena, POLE, "ann", "def act(observation):\n    return int(observation[2] > 0)\n")
-    wait(lambda: arena.store.submission(good).state is State.RANKED)
+    wait(lambda: arena.store.submissions.get(good).state is State.RANKED)
     check = verifier(arena)
     (found,) = check.verify_submission(good)
     assert found.verdict is Verdict.SAME
@@ -210,14 +212,14 @@ def test_verified_scores_are_evaluated_again_and_scripts_are_not(arena):
     for change, named in (({"score": 500.0}, "board"), ({"state": State.RANKED}, "")):
         with arena.store.begin() as connection:
             here = models.submissions.c.id == good
-            score = arena.store.submission(good).score
+            score = arena.store.submissions.get(good).score
             connection.execute(models.submissions.update().where(here).values(change))
         (found,) = check.verify_submission(good)
         assert (found.verdict is Verdict.DIFFERS) is bool(named)
         assert named in found.detail
         with arena.store.begin() as connection:
             connection.execute(models.submissions.update().where(here).values(score=score))
-    kept = arena.store.evaluations_of(good)[-1].metrics
+    kept = arena.store.submissions.evaluations(good)[-1].metrics
     inflated = {"returns": [500.0] * 4, "replays": [{**kept["replays"][0], "roles": ["first", "best", "worst"]}]}
     for change, score in (({}, 499.0), ({"returns": [500.0] * 4}, 500.0), (inflated, 500.0)):
         with arena.store.begin() as connection:
@@ -236,10 +238,10 @@ def test_an_arena_refuses_a_second_process_and_what_is_no_environment(arena, set
             arena.put_environment("tictactoe", **more)
     made = arena.put_environment("my-simulator", kind=EnvironmentKind.SCRIPT_ONLY)
     assert made.kind is EnvironmentKind.SCRIPT_ONLY
-    assert arena.store.live_season("my-simulator").name == "season 1"
+    assert arena.store.seasons.live("my-simulator").name == "season 1"
     kept = arena.put_environment("my-simulator", enabled=False, kind=EnvironmentKind.SCRIPT_ONLY)
     assert not kept.enabled
-    assert len(arena.store.seasons("my-simulator")) == 1
+    assert len(arena.store.seasons.all("my-simulator")) == 1
 
 
 def test_the_command_line_checks_rebuilds_and_makes_keys(arena, ladder, settings, capsys):
@@ -250,7 +252,7 @@ def test_the_command_line_checks_rebuilds_and_makes_keys(arena, ladder, settings
         out = capsys.readouterr()
         return code, json.loads(out.out) if out.out else out.err
 
-    match = arena.store.matches_where(env_id=RPS, state=MatchState.FINISHED, limit=1)[0]
+    match = arena.store.matches.where(env_id=RPS, state=MatchState.FINISHED, limit=1)[0]
     code, found = harena("arena", "verify", "--match", match.id)
     assert code == 0
     assert [(one["id"], one["verdict"]) for one in found] == [(match.id, "same")]
@@ -263,7 +265,7 @@ def test_the_command_line_checks_rebuilds_and_makes_keys(arena, ladder, settings
     assert "served by process" in error
     code, made = harena("keys", "create", "--owner", "ann", "--scopes", "read,host", "--label", "lap", "--days", "2")
     assert code == 0
-    assert arena.store.authenticate(made["token"], Scope.HOST).owner == "ann"
+    assert arena.store.keys.authenticate(made["token"], Scope.HOST).owner == "ann"
     code, rotated = harena("keys", "rotate", made["key"]["id"])
     assert code == 0
     assert rotated["token"] != made["token"]
@@ -286,7 +288,7 @@ def test_the_command_line_checks_rebuilds_and_makes_keys(arena, ladder, settings
 
 
 def test_the_season_ends_with_finals_on_real_boxes_and_the_next_one_is_empty(arena, ladder):
-    season = arena.store.live_season(RPS)
+    season = arena.store.seasons.live(RPS)
     arena.seasons.freeze(season.id)
     finals = arena.seasons.finals(season.id, top=2, games=2)
     wait(lambda: arena.tournaments.get(finals.id).state is models.TournamentState.FINISHED)
@@ -301,7 +303,7 @@ def test_the_season_ends_with_finals_on_real_boxes_and_the_next_one_is_empty(are
     arena.seasons.start(RPS, "season 2")
     time.sleep(0.3)
     assert arena.standings.standings(RPS) == []
-    assert arena.store.open_matches() == []
+    assert arena.store.matches.open() == []
     again = hand_in(arena, RPS, "counter", BEATS_THE_LAST)
-    wait(lambda: arena.store.submission(again).state is State.RANKED)
+    wait(lambda: arena.store.submissions.get(again).state is State.RANKED)
     assert arena.standings.standings(RPS, season_id=season.id) == archived

@@ -7,11 +7,10 @@ import time
 
 import pytest
 
+from harena.arena.db import jobs as jobs_module
 from harena.arena.db.models import Conflict, JobState
 from harena.arena.db.store import Store
-from harena.arena.queue import jobs as jobs_module
 from harena.arena.queue import workers as module
-from harena.arena.queue.jobs import Queue
 from harena.arena.queue.workers import TryAgain, Workers
 from harena.arena.submissions.evaluate import Cancelled, EvaluationVoid
 from harena.errors import BoxLost, HarenaError, Retry, SpecError
@@ -28,7 +27,7 @@ def store(url):
 
 @pytest.fixture
 def queue(store):
-    return Queue(store)
+    return store.jobs
 
 
 @pytest.fixture
@@ -69,13 +68,15 @@ def state(queue, job_id):
 
 def test_what_a_job_decides_is_written_with_its_end(store, queue, crew):
     def handler(job, cancelled):
-        return lambda: store.publish("queue", "done", {"n": job.payload["n"], "state": queue.get(job.id).state.value})
+        return lambda: store.events.publish(
+            "queue", "done", {"n": job.payload["n"], "state": queue.get(job.id).state.value}
+        )
 
     crew(handler, slots=3)
     for n in range(50):
         queue.enqueue("work", {"n": n})
     until(lambda: queue.counts() == {("work", JobState.DONE): 50})
-    told = [notice.body for notice in store.events_after(0, topic="queue")]
+    told = [notice.body for notice in store.events.after(0, topic="queue")]
     assert sorted(body["n"] for body in told) == list(range(50))
     assert {body["state"] for body in told} == {"done"}
 
@@ -93,7 +94,7 @@ def test_jobs_of_another_process_are_found(queue, crew, url):
     took = threading.Event()
     crew(lambda job, cancelled: took.set)
     other = Store(url)
-    Queue(other).enqueue("work", {})
+    other.jobs.enqueue("work", {})
     other.close()
     assert took.wait(SOON_S)
 
@@ -180,7 +181,7 @@ def test_a_decision_that_cannot_be_written_leaves_nothing_and_is_tried_again(sto
 
     def handler(job, cancelled):
         def commit():
-            store.publish("queue", "decided", {"attempt": job.attempts})
+            store.events.publish("queue", "decided", {"attempt": job.attempts})
             if job.attempts == 1:
                 raise RuntimeError("the disk")
 
@@ -189,7 +190,7 @@ def test_a_decision_that_cannot_be_written_leaves_nothing_and_is_tried_again(sto
     crew(handler)
     job_id = queue.enqueue("work", {})
     until(lambda: state(queue, job_id) is JobState.DONE)
-    assert [notice.body for notice in store.events_after(0, topic="queue")] == [{"attempt": 2}]
+    assert [notice.body for notice in store.events.after(0, topic="queue")] == [{"attempt": 2}]
 
 
 def test_what_follows_from_a_dead_job_is_written_with_it(store, queue, crew):
@@ -197,11 +198,11 @@ def test_what_follows_from_a_dead_job_is_written_with_it(store, queue, crew):
         raise SpecError("no")
 
     workers = crew(handler, start=False)
-    workers._on_dead = lambda job: store.publish("queue", "dead", {"state": queue.get(job.id).state.value})
+    workers._on_dead = lambda job: store.events.publish("queue", "dead", {"state": queue.get(job.id).state.value})
     workers.start()
     job_id = queue.enqueue("work", {})
     until(lambda: state(queue, job_id) is JobState.DEAD)
-    assert [notice.body for notice in store.events_after(0, topic="queue")] == [{"state": "dead"}]
+    assert [notice.body for notice in store.events.after(0, topic="queue")] == [{"state": "dead"}]
 
 
 def test_a_job_ends_though_what_follows_from_it_cannot_be_written(queue, crew):
@@ -250,7 +251,7 @@ def test_it_also_learns_when_another_process_cancelled_it(queue, crew, url):
     job_id = queue.enqueue("work", {})
     assert began.wait(SOON_S)
     other = Store(url)
-    Queue(other).cancel(job_id)
+    other.jobs.cancel(job_id)
     other.close()
     until(lambda: not workers.running)
 
@@ -261,7 +262,7 @@ def test_a_job_that_does_not_listen_decides_nothing(store, queue, crew):
     def handler(job, cancelled):
         began.set()
         assert go.wait(SOON_S)
-        return lambda: store.publish("queue", "decided", {})
+        return lambda: store.events.publish("queue", "decided", {})
 
     workers = crew(handler)
     job_id = queue.enqueue("work", {})
@@ -269,7 +270,7 @@ def test_a_job_that_does_not_listen_decides_nothing(store, queue, crew):
     queue.cancel(job_id)
     go.set()
     until(lambda: not workers.running)
-    assert store.events_after(0, topic="queue") == []
+    assert store.events.after(0, topic="queue") == []
     assert state(queue, job_id) is JobState.CANCELLED
 
 
@@ -295,7 +296,7 @@ def test_a_machine_that_slept_keeps_its_own_jobs_and_takes_those_of_the_dead(sto
     workers = crew(waits(began))
     mine = queue.enqueue("work", {})
     assert began.wait(SOON_S)
-    monkeypatch.setattr(store, "clock", lambda: time.time() + 3600)
+    monkeypatch.setattr(store.database, "clock", lambda: time.time() + 3600)
     workers._sweep()
     assert [job.id for job in workers.seen["requeued"]] == [gone]
     assert (state(queue, mine), state(queue, gone)) == (JobState.RUNNING, JobState.QUEUED)
@@ -369,9 +370,9 @@ def test_what_is_long_over_is_forgotten(store, queue, crew, monkeypatch):
     while job := queue.claim("work", "w"):
         queue.finish(job)
     for number in range(9):
-        store.publish("queue", "n", {"n": number})
+        store.events.publish("queue", "n", {"n": number})
     crew(lambda job, cancelled: lambda: None)
-    until(lambda: [notice.body["n"] for notice in store.events_after(0)] == [6, 7, 8])
+    until(lambda: [notice.body["n"] for notice in store.events.after(0)] == [6, 7, 8])
     assert queue.counts() == {("other", JobState.QUEUED): 1, ("work", JobState.DONE): 2}
     assert queue.get(waiting)
     assert queue.get(done[-2])

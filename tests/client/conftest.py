@@ -26,8 +26,8 @@ def served(tmp_path_factory):
     with Arena(settings) as arena:
         arena.put_environment(CARTPOLE, settings={"episodes": 2, "rules": "Keep it up.", "sample_agent": LEFT})
         arena.put_environment(TICTACTOE, settings={"games_target": 2, "upkeep_s": 3600.0, "provisional_games": 1})
-        _, admin = arena.store.create_key("root", [Scope.ADMIN])
-        _, alice = arena.store.create_key("alice", [Scope.READ, Scope.SUBMIT])
+        _, admin = arena.store.keys.create("root", [Scope.ADMIN])
+        _, alice = arena.store.keys.create("alice", [Scope.READ, Scope.SUBMIT])
         app = create_app(arena, loopback=True)
         server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
         thread = threading.Thread(target=server.run)

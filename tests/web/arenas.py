@@ -15,7 +15,7 @@ import uvicorn
 from harena.api.app import create_app
 from harena.arena.arena import Arena
 from harena.arena.db.models import Scope, State
-from harena.arena.db.store import Quota
+from harena.arena.db.records import Quota
 from harena.arena.settings import Settings
 from harena.arena.submissions.intake import Upload
 
@@ -70,11 +70,11 @@ class Site:
         return self.wait(lambda: self._in_state(made.id, state))
 
     def _in_state(self, submission_id, state):
-        found = self.arena.store.submission(submission_id)
+        found = self.arena.store.submissions.get(submission_id)
         return found if found.state is state else None
 
     def key(self, owner, *scopes):
-        return self.arena.store.create_key(owner, scopes or (Scope.READ, Scope.SUBMIT))[1]
+        return self.arena.store.keys.create(owner, scopes or (Scope.READ, Scope.SUBMIT))[1]
 
     @staticmethod
     def wait(look, timeout_s=60.0):

@@ -43,7 +43,7 @@ def test_an_environment_is_closed_opened_edited_and_added(host, site):
     host.go("/admin?tab=environments")
     host.button("Close", ".item:has(a[href='/env/CartPole-v1'])")
     host.until_text("closed", ".item:has(a[href='/env/CartPole-v1'])")
-    assert not site.arena.store.environment(ENV).enabled
+    assert not site.arena.store.environments.get(ENV).enabled
     host.button("Open", ".item:has(a[href='/env/CartPole-v1'])")
     host.until_text("open", ".item:has(a[href='/env/CartPole-v1'])")
     host.button("Edit", ".item:has(a[href='/env/CartPole-v1'])")
@@ -52,7 +52,7 @@ def test_an_environment_is_closed_opened_edited_and_added(host, site):
     host.type(".item [name=summary]", "Balance it.")
     host.button("Save", ".item")
     host.until("!document.querySelector('.item [name=summary]')")
-    settings = site.arena.store.environment(ENV).settings
+    settings = site.arena.store.environments.get(ENV).settings
     assert (settings["summary"], settings["episodes"], settings["title"]) == ("Balance it.", 3, "CartPole")
     host.type("form [name=env_id]", "no_such_game-v9")
     host.button("Add", "main")
@@ -61,7 +61,7 @@ def test_an_environment_is_closed_opened_edited_and_added(host, site):
     host.type("form [name=env_id]", "rps-v1")
     host.button("Add", "main")
     host.until("document.querySelector(\"a[href='/env/rps-v1']\")")
-    assert site.arena.store.live_season("rps-v1") is not None
+    assert site.arena.store.seasons.live("rps-v1") is not None
 
 
 def test_a_season_is_frozen_ended_after_a_question_and_started(host, site):
@@ -70,19 +70,19 @@ def test_a_season_is_frozen_ended_after_a_question_and_started(host, site):
     host.go("/admin?tab=seasons")
     host.button("Freeze", item)
     host.until_text("frozen", item)
-    assert site.arena.store.live_season("leduc-v1").frozen
+    assert site.arena.store.seasons.live("leduc-v1").frozen
     host.button("End", item)
     host.confirm("Keep it as it is")
-    assert site.arena.store.live_season("leduc-v1") is not None
+    assert site.arena.store.seasons.live("leduc-v1") is not None
     host.button("End", item)
     host.confirm("End")
     host.until(f"!document.querySelector({item!r})")
-    assert site.arena.store.live_season("leduc-v1") is None
+    assert site.arena.store.seasons.live("leduc-v1") is None
     host.js("document.querySelector('form [name=env_id]').value = 'leduc-v1'")
     host.type("form [name=name]", "The second")
     host.button("Start", "form")
     host.until_text("The second", item)
-    past = site.arena.store.seasons("leduc-v1")
+    past = site.arena.store.seasons.all("leduc-v1")
     ended = next(one for one in past if one.ended_at)
     host.go(f"/seasons/{ended.id}")
     assert len(host.js("document.querySelectorAll('.hex')[1].textContent")) == 64
@@ -96,7 +96,7 @@ def test_a_verified_season_ends_after_its_finals(host, site):
     env_id = "FrozenLake-v1"
     site.arena.put_environment(env_id, settings={"episodes": 2, "practice_episodes": 1, "final_episodes": 3})
     site.submit("def act(observation):\n    return 1\n", env_id=env_id, algorithm="Down")
-    season = site.arena.store.live_season(env_id)
+    season = site.arena.store.seasons.live(env_id)
     item = f".item:has(a[href='/env/{env_id}'])"
     host.go("/admin?tab=seasons")
     host.button("End", item)
@@ -122,7 +122,7 @@ def test_a_key_is_shown_once_rotated_and_revoked(host, site):
     host.type("form [name=owner]", "frank")
     host.button("Make a key", "form")
     token = host.until("document.querySelector('.once pre')?.innerText")
-    assert site.arena.store.authenticate(token, Scope.SUBMIT).owner == "frank"
+    assert site.arena.store.keys.authenticate(token, Scope.SUBMIT).owner == "frank"
     row = "tr:has(th[scope=row])"
     frank = f"[...document.querySelectorAll('{row}')].find(one => one.innerText.startsWith('frank'))"
     host.until(frank)
@@ -131,7 +131,7 @@ def test_a_key_is_shown_once_rotated_and_revoked(host, site):
     host.confirm("Rotate")
     new = host.until(f"(text => text !== {token!r} && text)(document.querySelector('.once pre').innerText)")
     with pytest.raises(KeyRefused):
-        site.arena.store.authenticate(token, Scope.SUBMIT)
+        site.arena.store.keys.authenticate(token, Scope.SUBMIT)
     host.go("/admin?tab=keys")
     assert new not in host.js("document.body.innerText")
     live = f"[...document.querySelectorAll('{row}')].find(one => /^frank/.test(one.innerText) && /Revoke/.test(one.innerText))"
@@ -141,7 +141,7 @@ def test_a_key_is_shown_once_rotated_and_revoked(host, site):
     host.confirm("Revoke")
     host.until(f"!({live})")
     with pytest.raises(KeyRefused):
-        site.arena.store.authenticate(new, Scope.SUBMIT)
+        site.arena.store.keys.authenticate(new, Scope.SUBMIT)
 
 
 def test_an_agent_is_benched_and_let_back(host, site):
@@ -162,7 +162,7 @@ def test_quotas_are_set_and_the_queue_is_seen(host, site):
     host.type("form [name=per_day]", "1000")
     host.button("Save", "form")
     host.until_text("1000", "table")
-    assert site.arena.store.owner("ann").per_day == 1000
+    assert site.arena.store.owners.ensure("ann").per_day == 1000
     host.go("/admin?tab=queue")
     host.until_text("match", "table")
 

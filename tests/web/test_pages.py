@@ -7,7 +7,7 @@ from arenas import ENV, LADDER
 from driver import DESKTOP, PHONE
 
 from harena.arena.db.models import Event, Kind, Scope
-from harena.arena.db.store import Outcome
+from harena.arena.db.records import Outcome
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def pages(site):
     site.arena.matchmaker.wake()
     site.wait(lambda: all(site.arena.tournaments.get(cup.id).state.value == "finished" for cup in cups))
     agent = f"/agent?owner={scored['owner']}&algorithm={scored['algorithm']}&env_id={ENV}"
-    season = site.arena.store.live_season(ENV).id
+    season = site.arena.store.seasons.live(ENV).id
     tabs = ("environments", "seasons", "tournaments", "queue", "benched", "owners", "keys")
     return [
         "/", f"/env/{ENV}", f"/env/{LADDER}", "/submit", f"/submission/{scored['submission_id']}",
@@ -160,7 +160,7 @@ def test_a_long_board_has_pages_and_an_ended_season_keeps_it_with_its_replays(br
     browser.button("Next", "#board")
     browser.until("location.search === '?offset=50' && document.querySelectorAll('#board tbody tr').length === 6")
     assert browser.text("#board tbody tr:last-child .rank") == "56"
-    season = site.arena.store.live_season(env_id)
+    season = site.arena.store.seasons.live(env_id)
     site.arena.seasons.end(season.id, without_finals=True)
     browser.go(f"/env/{env_id}?season={season.id}")
     assert "this board is final" in browser.text("#board")
@@ -170,11 +170,11 @@ def test_a_long_board_has_pages_and_an_ended_season_keeps_it_with_its_replays(br
 
 
 def ranked_as(store, env_id, algorithm, score):
-    made = store.submit("bob", env_id, algorithm=algorithm, digest="0" * 64, main_file="agent.py")
-    store.check(made.id, Kind.VERIFIED)
-    store.move(made.id, Event.QUEUE)
-    store.move(made.id, Event.START)
-    store.rank(made.id, Outcome(score=score, low=score - 1, high=score + 1))
+    made = store.submissions.add("bob", env_id, algorithm=algorithm, digest="0" * 64, main_file="agent.py")
+    store.submissions.check(made.id, Kind.VERIFIED)
+    store.submissions.move(made.id, Event.QUEUE)
+    store.submissions.move(made.id, Event.START)
+    store.submissions.rank(made.id, Outcome(score=score, low=score - 1, high=score + 1))
 
 
 def test_a_match_shows_its_replay_which_plays(browser, site):

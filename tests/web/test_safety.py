@@ -20,7 +20,7 @@ def hostile(site):
     env_id = "connect_four-v1"
     texts = {"title": TITLE, "summary": RUNS, "rules": f"{RUNS} {LINK}", "sample_agent": RUNS}
     site.arena.put_environment(env_id, settings={**texts, "games_target": 1, "upkeep_s": 3600.0})
-    site.arena.seasons.end(site.arena.store.live_season(env_id).id)
+    site.arena.seasons.end(site.arena.store.seasons.live(env_id).id)
     season = site.arena.seasons.start(env_id, SEASON)
     code = "def act(observation):\n    return [c for c in range(7) if observation[c] == 0][0]\n"
     first = site.submit(code, owner=OWNER, algorithm=ALGORITHM, env_id=env_id)
@@ -91,7 +91,7 @@ def test_the_hosts_page_shows_hostile_names_as_text(browser, site, hostile):
     browser.type("#token", token)
     browser.button("Log in", "form")
     browser.until_text("Log out")
-    site.arena.store.set_quota(OWNER, per_day=1, at_once=1)
+    site.arena.store.owners.set_quota(OWNER, per_day=1, at_once=1)
     tabs = {"environments": TITLE, "seasons": SEASON, "tournaments": CUP, "owners": OWNER, "keys": OWNER}
     for tab, text in tabs.items():
         browser.go(f"/admin?tab={tab}")

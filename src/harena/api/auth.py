@@ -24,7 +24,7 @@ from starlette.responses import Response
 from harena.api.context import Api, get_api
 from harena.api.errors import ApiError
 from harena.api.middleware import SAFE
-from harena.arena.db.accounts import Key
+from harena.arena.db.keys import Key
 from harena.arena.db.models import MAX_NAME, KeyRefused, NotFound, Scope, ScopeMissing, has_mark, marked, unseen
 from harena.arena.db.records import Submission
 
@@ -120,7 +120,7 @@ def authenticate(api: Api, token: str) -> Key:
     """Live, whatever its scopes: the routes ask for those."""
     for scope in Scope:
         with contextlib.suppress(ScopeMissing):
-            return api.store.authenticate(token, scope)
+            return api.store.keys.authenticate(token, scope)
     raise KeyRefused("the API key is unknown, expired or revoked")  # one without any scope
 
 
@@ -148,7 +148,7 @@ def _live_key(api: Api, cookie: str) -> Key | None:
     if key_id is None:
         return None
     try:
-        key = api.store.key(key_id)
+        key = api.store.keys.get(key_id)
     except NotFound:
         return None
     ended = key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= api.store.clock())

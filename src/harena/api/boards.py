@@ -19,9 +19,10 @@ from harena.api import views
 from harena.api.metrics import Metrics
 from harena.api.queries import Queries
 from harena.arena.arena import Arena
-from harena.arena.db.accounts import Environment, Season
+from harena.arena.db.environments import Environment
 from harena.arena.db.models import Board, Kind, NotFound
 from harena.arena.db.records import Filter, Sort
+from harena.arena.db.seasons import Season
 from harena.arena.seasons import finals
 from harena.arena.submissions import draws
 
@@ -105,7 +106,7 @@ class Boards:
     # ---- reading ----
 
     def read(self, ask: Ask) -> views.Shape:
-        env = self._store.environment(ask.env_id)
+        env = self._store.environments.get(ask.env_id)
         which = ask.board or Board(views.default_board(env.kind))
         season = self._season(env, ask.season_id)
         live = season is None or season.ended_at is None
@@ -120,26 +121,26 @@ class Boards:
 
     def season(self, of: Season) -> views.Shape:
         return views.season(
-            of, secret=self._store.season_secret(of.id), final_secret=self._store.final_secret(of.id),
+            of, secret=self._store.seasons.secret(of.id), final_secret=self._store.seasons.final_secret(of.id),
             finals=finals.progress(self._store, of.id),
         )  # fmt: skip
 
     def _season(self, env: Environment, season_id: int | None) -> Season | None:
         if season_id is None:
-            return self._store.live_season(env.env_id)
-        season = self._store.season(season_id)
+            return self._store.seasons.live(env.env_id)
+        season = self._store.seasons.get(season_id)
         if season.env_id != env.env_id:
             raise NotFound(f"season {season_id} is not one of {env.env_id}")
         return season
 
     def _scores(self, ask: Ask, kind: Kind) -> tuple[int, list[views.Shape]]:
         where, sort = ask.where, ask.sort
-        found = self._store.leaderboard(
+        found = self._store.boards.top(
             ask.env_id, kind=kind, where=where, sort=sort, limit=ask.limit, offset=ask.offset
         )  # fmt: skip
         listed = self._queries.listed([entry.submission_id for entry in found])
         ranks = self._ranks(ask, kind, [entry.score for entry in found])
-        season = self._store.live_season(ask.env_id) if kind is Kind.VERIFIED else None
+        season = self._store.seasons.live(ask.env_id) if kind is Kind.VERIFIED else None
         tries: dict[str, int] = {}
         if season is not None:
             tries = draws.tries(self._store, season.id, {of.owner_id for of in listed.values()})

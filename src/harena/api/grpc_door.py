@@ -15,7 +15,7 @@ from collections.abc import Callable
 import grpc
 
 from harena.api.limits import Buckets, Limits, Rate, address_of
-from harena.arena.db.accounts import Key
+from harena.arena.db.keys import Key
 from harena.arena.db.models import KeyRefused, Scope
 from harena.arena.db.store import Store
 from harena.arena.settings import Settings
@@ -58,12 +58,12 @@ class Keys:
 
     def _key(self, shown: str, scope: Scope) -> Key:
         try:
-            return self._store.authenticate(shown, scope)
+            return self._store.keys.authenticate(shown, scope)
         except KeyRefused as error:
             live = False
             for other in Scope:
                 with contextlib.suppress(KeyRefused):
-                    self._store.authenticate(shown, other)
+                    self._store.keys.authenticate(shown, other)
                     live = True
             code = grpc.StatusCode.PERMISSION_DENIED if live else grpc.StatusCode.UNAUTHENTICATED
             raise Refused(code, str(error)) from None

@@ -25,8 +25,8 @@ from harena.api.errors import ApiError
 from harena.api.limits import Limits
 from harena.api.metrics import Metrics
 from harena.arena.arena import Arena
+from harena.arena.db.events import Notice
 from harena.arena.events.bus import MAX_FRAMES, RESET, frames_topic
-from harena.arena.events.log import Notice
 
 HEARTBEAT_S = 15.0
 MAX_WAITING = 500
@@ -170,9 +170,9 @@ class Live:
 
     def _missed(self, topics: Collection[str], after: int) -> list[Notice | None]:
         store = self._arena.store
-        if after > store.last_event() or after + 1 < store.first_event():
+        if after > store.events.last() or after + 1 < store.events.first():
             return [None]
-        missed = store.events_after(after, topics=topics, limit=MAX_MISSED)
+        missed = store.events.after(after, topics=topics, limit=MAX_MISSED)
         return [None] if len(missed) >= MAX_MISSED else list(missed)
 
     async def frames(self, match_id: str, address: str) -> AsyncGenerator[bytes]:
@@ -255,7 +255,7 @@ class _Watch:
         with hub.subscribe([frames_topic(self._match_id), f"match:{self._match_id}"]) as news:
             so_far = hub.frames(self._match_id)
             self._send([frame_event(frame) for frame in so_far])
-            running = self._arena.store.match(self._match_id).finished_at is None
+            running = self._arena.store.matches.get(self._match_id).finished_at is None
             while running and self._wanted():
                 fresh: list[bytes] = []
                 for notice in news.get(LOOK_S):

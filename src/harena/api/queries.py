@@ -14,7 +14,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from harena.arena.db.accounts import Environment, Key
+from harena.arena.db.environments import Environment
+from harena.arena.db.keys import Key
 from harena.arena.db.models import (
     Board,
     Kind,
@@ -92,7 +93,7 @@ class Queries:
         if not viewer.everything:
             query = query.where(sa.or_(submissions.c.state == State.RANKED, *_own(viewer)))
         query = query.order_by(submissions.c.created_at.desc(), submissions.c.id).limit(limit).offset(offset)
-        return [Submission(**row) for row in self._store.rows(query)]
+        return [Submission(**row) for row in self._store.database.rows(query)]
 
     def submissions_by_id(self, viewer: Viewer, *, env_id: str, after: str, limit: int) -> list[Submission]:
         """As above, in the order of their ids: a page is found at once, however many there are."""
@@ -100,26 +101,26 @@ class Queries:
         query = query.where(submissions.c.id > after).order_by(submissions.c.id).limit(limit)
         if not viewer.everything:
             query = query.where(sa.or_(submissions.c.state == State.RANKED, *_own(viewer)))
-        return [Submission(**row) for row in self._store.rows(query)]
+        return [Submission(**row) for row in self._store.database.rows(query)]
 
     def listed(self, submission_ids: Collection[str]) -> dict[str, Listed]:
         query = sa.select(submissions.c.id, *(submissions.c[name] for name in Listed.__dataclass_fields__))
-        rows = self._store.rows(query.where(submissions.c.id.in_(list(submission_ids))))
+        rows = self._store.database.rows(query.where(submissions.c.id.in_(list(submission_ids))))
         return {row["id"]: Listed(**{name: row[name] for name in Listed.__dataclass_fields__}) for row in rows}
 
     def by_id(self, submission_ids: Collection[str]) -> dict[str, Submission]:
-        rows = self._store.rows(_SUBMISSIONS.where(submissions.c.id.in_(list(submission_ids))))
+        rows = self._store.database.rows(_SUBMISSIONS.where(submissions.c.id.in_(list(submission_ids))))
         return {row["id"]: Submission(**row) for row in rows}
 
     def was_scored(self, submission_id: str) -> bool:
         query = sa.select(evaluations.c.id).where(evaluations.c.submission_id == submission_id).limit(1)
-        return self._store.row(query) is not None
+        return self._store.database.row(query) is not None
 
     # ---- boards ----
 
     def board_total(self, env_id: str, kind: Kind, where: Filter) -> int:
         return self._counts.get(
-            (env_id, kind, where), lambda: self._store.board_size(env_id, kind=kind, where=where)
+            (env_id, kind, where), lambda: self._store.boards.size(env_id, kind=kind, where=where)
         )  # fmt: skip
 
     def board_above(self, env_id: str, kind: Kind, score: float) -> int:
@@ -157,9 +158,9 @@ class Queries:
     def environment(self, env_id: str) -> Environment:
         """By its id, or by the name without a version: then the newest of that name."""
         try:
-            return self._store.environment(env_id)
+            return self._store.environments.get(env_id)
         except NotFound:
-            named = [env for env in self._store.environments() if _VERSION.sub("", env.env_id) == env_id]
+            named = [env for env in self._store.environments.all() if _VERSION.sub("", env.env_id) == env_id]
             if not named:
                 raise
             return max(named, key=lambda env: int(env.env_id[len(env_id) + 2 :]))
@@ -169,14 +170,14 @@ class Queries:
     def keyed_names(self) -> list[str]:
         """Owners that have, or ever had, a key."""
         query = sa.select(owners.c.name).where(sa.exists().where(keys.c.owner_id == owners.c.id)).limit(MAX_NAMES)
-        return [row["name"] for row in self._store.rows(query)]
+        return [row["name"] for row in self._store.database.rows(query)]
 
     def all_keys(self) -> list[Key]:
         query = (
             sa.select(owners.c.name).where(sa.exists().where(keys.c.owner_id == owners.c.id)).order_by(owners.c.name)
         )
-        names = [row["name"] for row in self._store.rows(query.limit(MAX_LISTED))]
-        return [key for name in names for key in self._store.keys_of(name)][:MAX_LISTED]
+        names = [row["name"] for row in self._store.database.rows(query.limit(MAX_LISTED))]
+        return [key for name in names for key in self._store.keys.of(name)][:MAX_LISTED]
 
     def owners(self, *, limit: int = MAX_LISTED, offset: int = 0) -> list[OwnerLine]:
         sent = sa.select(sa.func.count()).where(
@@ -187,10 +188,10 @@ class Queries:
             owners.c.name, owners.c.per_day, owners.c.at_once, owners.c.created_at,
             sent.scalar_subquery().label("submissions"), held.scalar_subquery().label("keys"),
         ).order_by(owners.c.name).limit(limit).offset(offset)  # fmt: skip
-        return [OwnerLine(**row) for row in self._store.rows(query)]
+        return [OwnerLine(**row) for row in self._store.database.rows(query)]
 
     def _number(self, query: sa.Select[Any]) -> int:
-        row = self._store.row(query)
+        row = self._store.database.row(query)
         return row["n"] if row else 0
 
 

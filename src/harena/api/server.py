@@ -241,9 +241,9 @@ def _metrics_socket(stack: contextlib.ExitStack, options: Options) -> socket.soc
 def _make_host_key(arena: Arena, data: Path) -> bool:
     """On the first start. Whoever can read the folder is its host."""
     file = data / HOST_KEY
-    if file.exists() or arena.store.keys_of(HOST):
+    if file.exists() or arena.store.keys.of(HOST):
         return False
-    _, token = arena.store.create_key(HOST, [KeyScope.ADMIN], label="made on the first start")
+    _, token = arena.store.keys.create(HOST, [KeyScope.ADMIN], label="made on the first start")
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as out:
         out.write(token + "\n")

@@ -11,16 +11,19 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from harena.arena.db.accounts import Environment, Key, Season
+from harena.arena.db.environments import Environment
+from harena.arena.db.events import Notice
+from harena.arena.db.jobs import Job, Place
+from harena.arena.db.keys import Key
+from harena.arena.db.matches import Match
 from harena.arena.db.models import ACTIVE, EnvironmentKind, Kind, MatchState, State, unmarked
+from harena.arena.db.ratings import StoredRating
 from harena.arena.db.records import Entry, Evaluation, Submission
-from harena.arena.events.log import Notice
-from harena.arena.ladder.log import Match, Rating
+from harena.arena.db.seasons import Season
 from harena.arena.ladder.ratings import points as board_points
 from harena.arena.ladder.roster import Bench
 from harena.arena.ladder.standings import Opponent, Standing
 from harena.arena.ladder.tournaments import Tournament
-from harena.arena.queue.jobs import Job, Place
 from harena.arena.seasons.finals import Finalist
 from harena.arena.settings import EnvironmentSettings
 from harena.arena.submissions import draws, evaluate
@@ -200,7 +203,7 @@ def contract_result(of: Submission, error: str | None) -> Shape:
     }  # fmt: skip
 
 
-def ratings(history: Sequence[Rating]) -> Shape:
+def ratings(history: Sequence[StoredRating]) -> Shape:
     """On the board's scale; of a long history every so many, counted from the latest."""
     step = -(-len(history) // MAX_POINTS) or 1
     shapes: list[Shape] = []

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harena.arena.db.accounts import Environment
+from harena.arena.db.environments import Environment
 from harena.arena.db.files import FileStore
+from harena.arena.db.jobs import Job
 from harena.arena.db.models import EnvironmentKind, NotFound
 from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
@@ -27,7 +28,6 @@ from harena.arena.ladder.tournaments import Tournaments
 from harena.arena.lock import FolderLock
 from harena.arena.queue import desk
 from harena.arena.queue.desk import Desk
-from harena.arena.queue.jobs import Job, Queue
 from harena.arena.queue.workers import Lane, Workers
 from harena.arena.seasons import finals
 from harena.arena.seasons.service import Seasons
@@ -63,7 +63,7 @@ class Arena:
         self.store = Store(settings.database_url)
         opened.callback(self.store.close)
         self.store.hold()
-        self.queue = Queue(self.store)
+        self.queue = self.store.jobs
         self.files = FileStore(settings.files)
         self.hub = Hub(self.store)
         opened.callback(self.hub.close)
@@ -141,20 +141,20 @@ class Arena:
             EnvironmentSettings.parse(settings).check_texts()
             chosen = kind or (before.kind if before else None) or _kind_of(full)
             _check_kind(full, chosen)
-            made = self.store.put_environment(full, chosen, settings=dict(settings), enabled=enabled)
-            if not self.store.seasons(full):
+            made = self.store.environments.put(full, chosen, settings=dict(settings), enabled=enabled)
+            if not self.store.seasons.all(full):
                 self.seasons.start(full, FIRST_SEASON)
         self.matchmaker.wake()
         return made
 
     def _guarded(self) -> bool:
         """Whether nobody else can serve the database: it has a lock of its own, or lies in the folder that has one."""
-        url = self.store.engine.url
+        url = self.store.database.engine.url
         return url.get_backend_name() != "sqlite" or Path(url.database or "").absolute().parent == self.settings.data
 
     def _environment(self, env_id: str) -> Environment | None:
         with contextlib.suppress(NotFound):
-            return self.store.environment(env_id)
+            return self.store.environments.get(env_id)
         return None
 
     def _dead(self, job: Job) -> None:

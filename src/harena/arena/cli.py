@@ -18,7 +18,7 @@ from harena.errors import BackendUnavailable, HarenaError, SpecError
 from harena.terminal import safe, table
 
 if TYPE_CHECKING:
-    from harena.arena.db.accounts import Key
+    from harena.arena.db.keys import Key
     from harena.arena.db.store import Store
     from harena.arena.settings import Settings
     from harena.arena.submissions.verify import Finding
@@ -125,7 +125,6 @@ def _code(error: HarenaError) -> int | None:
 
 def _verify(args: argparse.Namespace) -> int:
     from harena.arena.db.files import FileStore
-    from harena.arena.queue.jobs import Queue
     from harena.arena.submissions.service import Submissions
     from harena.arena.submissions.verify import Verdict, Verifier
     from harena.match.run.runner import Runner
@@ -135,7 +134,7 @@ def _verify(args: argparse.Namespace) -> int:
     try:
         with Runner(settings.workers) as runner:
             files = FileStore(settings.files)
-            submissions = Submissions(store, Queue(store), files, settings, runner=runner)
+            submissions = Submissions(store, store.jobs, files, settings, runner=runner)
             verifier = Verifier(store, files, submissions, runner=runner)
             found: list[Finding] = []
             for submission_id in args.submission:
@@ -172,7 +171,7 @@ def _rebuild(args: argparse.Namespace) -> int:
                 store.hold()
             ladders = [
                 environment.env_id
-                for environment in store.environments(enabled_only=False)
+                for environment in store.environments.all(enabled_only=False)
                 if environment.kind is EnvironmentKind.LADDER and args.env in (None, environment.env_id)
             ]
             if args.env is not None and not ladders:
@@ -180,7 +179,7 @@ def _rebuild(args: argparse.Namespace) -> int:
             found = [
                 rebuild(store, env_id, season.id, check=args.check)
                 for env_id in ladders
-                for season in store.seasons(env_id)
+                for season in store.seasons.all(env_id)
             ]
         finally:
             store.close()
@@ -212,14 +211,14 @@ def _create_key(args: argparse.Namespace) -> int:
     return _with_store(
         args,
         lambda store: _show_new(
-            args, *store.create_key(args.owner, map(Scope, names), label=args.label, lifetime_s=lifetime_s)
+            args, *store.keys.create(args.owner, map(Scope, names), label=args.label, lifetime_s=lifetime_s)
         ),
     )
 
 
 def _list_keys(args: argparse.Namespace) -> int:
     def show(store: Store) -> int:
-        keys = store.keys_of(args.owner) if args.owner is not None else _all_keys(store)
+        keys = store.keys.of(args.owner) if args.owner is not None else _all_keys(store)
         if args.json:
             print_json([_key_json(key) for key in keys])
             return OK
@@ -235,15 +234,15 @@ def _list_keys(args: argparse.Namespace) -> int:
 def _rotate_key(args: argparse.Namespace) -> int:
     if not 0 <= args.grace <= 365 * DAY_S:
         raise SpecError(f"--grace {args.grace:g}: from 0 to a year of seconds")
-    return _with_store(args, lambda store: _show_new(args, *store.rotate_key(args.key, grace_s=args.grace)))
+    return _with_store(args, lambda store: _show_new(args, *store.keys.rotate(args.key, grace_s=args.grace)))
 
 
 def _revoke_key(args: argparse.Namespace) -> int:
     def revoke(store: Store) -> int:
-        store.key(args.key)  # raises NotFound
-        store.revoke_key(args.key)
+        store.keys.get(args.key)  # raises NotFound
+        store.keys.revoke(args.key)
         if args.json:
-            print_json(_key_json(store.key(args.key)))
+            print_json(_key_json(store.keys.get(args.key)))
         else:
             _say(f"{args.key} is revoked")
         return OK
@@ -281,7 +280,7 @@ def _with_store(args: argparse.Namespace, act: Callable[[Store], int]) -> int:
 
 def _all_keys(store: Store) -> list[Key]:
     keys: list[Key] = []
-    while page := store.keys(limit=100, offset=len(keys)):
+    while page := store.keys.all(limit=100, offset=len(keys)):
         keys += page
     return keys
 

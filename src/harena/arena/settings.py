@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from harena.arena.db.models import unseen
-from harena.arena.db.store import Quota
+from harena.arena.db.records import Quota
 from harena.arena.submissions import evaluate
 from harena.errors import SpecError
 from harena.match.agent.load import MB, ArchiveLimits

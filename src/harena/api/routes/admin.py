@@ -68,7 +68,7 @@ def revive(api: ApiOf, who: Host, job_id: JobId) -> Response:
 def cancel(api: ApiOf, who: Host, job_id: JobId) -> Response:
     job = api.arena.queue.get(job_id)
     submission_id = job.payload.get("submission_id")
-    if isinstance(submission_id, str) and api.store.submission(submission_id).job_id == job_id:
+    if isinstance(submission_id, str) and api.store.submissions.get(submission_id).job_id == job_id:
         api.arena.submissions.cancel(submission_id)
     elif not api.arena.queue.cancel(job_id, reason="cancelled by the host"):
         raise ApiError(409, "conflict", "the job is over", hint="there is nothing to cancel")
@@ -107,7 +107,7 @@ def unbench(api: ApiOf, who: Host, body: BenchOrder) -> Response:
     summary="All environments, with their settings",
 )
 def environments(api: ApiOf, who: Host) -> Response:
-    found = api.store.environments(enabled_only=False)
+    found = api.store.environments.all(enabled_only=False)
     return reply({"environments": [{**overview(api, env), "settings": env.settings} for env in found]})
 
 
@@ -134,7 +134,7 @@ def owners(api: ApiOf, who: Host, offset: Annotated[int, Query(ge=0, le=MAX_OFFS
 
 @router.put("/quotas", responses=shapes.answers(shapes.Done), summary="An owner's own quota; null: the default")
 def put_quota(api: ApiOf, who: Host, body: PutQuota) -> Response:
-    api.store.set_quota(body.owner, per_day=body.per_day, at_once=body.at_once)
+    api.store.owners.set_quota(body.owner, per_day=body.per_day, at_once=body.at_once)
     return reply({"ok": True})
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from harena.api import shapes, views
 from harena.api.auth import Host, Reader
 from harena.api.context import Api, ApiOf, reply
-from harena.arena.db.accounts import Environment
+from harena.arena.db.environments import Environment
 from harena.arena.db.models import MAX_NAME, EnvironmentKind
 from harena.arena.settings import EnvironmentSettings
 from harena.arena.submissions import script
@@ -57,7 +57,7 @@ class End(BaseModel):
 
 @router.get("/environments", responses=shapes.answers(shapes.Environments), summary="What can be played here")
 def environments(api: ApiOf, who: Reader) -> Response:
-    return reply({"environments": [overview(api, env) for env in api.store.environments()]})
+    return reply({"environments": [overview(api, env) for env in api.store.environments.all()]})
 
 
 @router.get(
@@ -67,7 +67,7 @@ def environments(api: ApiOf, who: Reader) -> Response:
 def environment(api: ApiOf, who: Reader, env_id: Annotated[str, Path(min_length=1, max_length=MAX_NAME)]) -> Response:
     env = api.queries.environment(env_id)
     settings = EnvironmentSettings.parse(env.settings)
-    seasons = [api.boards.season(season) for season in api.store.seasons(env.env_id)]
+    seasons = [api.boards.season(season) for season in api.store.seasons.all(env.env_id)]
     offered = script.packages() if env.kind is EnvironmentKind.SCRIPT_ONLY else packages.for_agents()
     details = views.environment_details(settings, game_info(env.env_id), offered, seasons)
     return reply({**overview(api, env), **details})
@@ -76,12 +76,12 @@ def environment(api: ApiOf, who: Reader, env_id: Annotated[str, Path(min_length=
 @router.get("/seasons", responses=shapes.answers(shapes.Seasons), summary="Seasons of an environment, newest first")
 def seasons(api: ApiOf, who: Reader, env_id: EnvId) -> Response:
     env = api.queries.environment(env_id)
-    return reply({"seasons": [api.boards.season(season) for season in api.store.seasons(env.env_id)]})
+    return reply({"seasons": [api.boards.season(season) for season in api.store.seasons.all(env.env_id)]})
 
 
 @router.get("/seasons/{season_id}", responses=shapes.answers(shapes.Season), summary="One season")
 def season(api: ApiOf, who: Reader, season_id: SeasonId) -> Response:
-    return reply(api.boards.season(api.store.season(season_id)))
+    return reply(api.boards.season(api.store.seasons.get(season_id)))
 
 
 @router.post(
@@ -115,7 +115,7 @@ def finals(api: ApiOf, who: Host, season_id: SeasonId, body: Finals) -> Response
 )  # fmt: skip
 def evaluate_finalists(api: ApiOf, who: Host, season_id: SeasonId, body: Finalists) -> Response:
     api.arena.seasons.evaluate_finalists(season_id, top=body.top)
-    return _changed(api, api.boards.season(api.store.season(season_id)))
+    return _changed(api, api.boards.season(api.store.seasons.get(season_id)))
 
 
 @router.post(
@@ -128,7 +128,7 @@ def end_season(api: ApiOf, who: Host, season_id: SeasonId, body: End | None = No
 
 
 def overview(api: Api, env: Environment) -> views.Shape:
-    live = api.store.live_season(env.env_id)
+    live = api.store.seasons.live(env.env_id)
     return views.environment(
         env, EnvironmentSettings.parse(env.settings), game_info(env.env_id),
         api.queries.environment_counts(env.env_id), None if live is None else api.boards.season(live),

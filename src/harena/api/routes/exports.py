@@ -27,7 +27,7 @@ from harena.api.errors import ApiError
 from harena.api.queries import Viewer
 from harena.api.routes.environments import MAX_SEASON, EnvId
 from harena.api.routes.submissions import viewer
-from harena.arena.db.accounts import Environment
+from harena.arena.db.environments import Environment
 from harena.arena.db.models import Board, Kind, board, matches, owners, ratings, standings, submissions
 
 router = APIRouter(prefix="/v1", tags=["exports"])
@@ -94,7 +94,7 @@ def export(
 
 
 def _board(api: Api, env: Environment, which: Board, season_id: int | None) -> Iterator[Row]:
-    season = api.store.live_season(env.env_id) if season_id is None else api.store.season(season_id)
+    season = api.store.seasons.live(env.env_id) if season_id is None else api.store.seasons.get(season_id)
     if season is not None and season.env_id != env.env_id:
         raise ApiError(404, "not_found", f"season {season.id} is not one of {env.env_id}")
     if which is Board.LADDER or (season is not None and season.ended_at is not None):
@@ -129,7 +129,7 @@ def _standings(api: Api, which: Board, season_id: int) -> Iterator[Row]:
 
 def _matches(api: Api, env: Environment) -> Iterator[Row]:
     before: int | None = None
-    while page := api.store.matches_where(env_id=env.env_id, before=before, limit=PAGE):
+    while page := api.store.matches.where(env_id=env.env_id, before=before, limit=PAGE):
         for match in page:
             shape = {name: getattr(match, name, None) for name in COLUMNS["matches"]}
             shape |= {
@@ -172,7 +172,7 @@ def _pages(
     api: Api, query: sa.Select[*tuple[Any, ...]], after: Callable[[Row], sa.ColumnElement[bool]]
 ) -> Iterator[Row]:
     page = query
-    while rows := [dict(row) for row in api.store.rows(page.limit(PAGE))]:
+    while rows := [dict(row) for row in api.store.database.rows(page.limit(PAGE))]:
         yield from cast("list[Row]", rows)
         page = query.where(after(cast("Row", rows[-1])))
 

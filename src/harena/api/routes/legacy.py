@@ -31,7 +31,7 @@ KindOf = Annotated[
 
 @router.get("/health", responses=shapes.answers(shapes.Health), summary="Whether the server and its database answer")
 def health(api: ApiOf) -> Response:
-    api.store.last_event()
+    api.store.events.last()
     return reply({"status": "ok", "version": harena.__version__})
 
 
@@ -76,7 +76,7 @@ def delete(api: ApiOf, who: Anyone, submission_id: str) -> Response:
     summary="What can be played here",
 )
 def environments(api: ApiOf, who: Reader) -> Response:
-    found = [overview(api, env) for env in api.store.environments()]
+    found = [overview(api, env) for env in api.store.environments.all()]
     return reply([
         {"id": env["env_id"], "env_id": env["env_id"], "name": env["title"], "kind": env["kind"],
          "entries": env["entries"], "submissions": env["submissions"]}

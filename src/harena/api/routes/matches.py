@@ -15,8 +15,8 @@ from harena.api.errors import ApiError, not_found
 from harena.api.live import EventStream
 from harena.api.routes.environments import MAX_SEASON, EnvId
 from harena.api.routes.submissions import Limit, OptionalName, find, own
+from harena.arena.db.matches import Match
 from harena.arena.db.models import MAX_NAME, MatchState
-from harena.arena.ladder.log import Match
 from harena.match.replay import viewer
 
 router = APIRouter(prefix="/v1", tags=["matches and tournaments"])
@@ -55,7 +55,7 @@ def matches(
     before: Annotated[int | None, Query(ge=1, le=MAX_SEASON, description="Only with smaller numbers.")] = None,
     limit: Limit = 50,
 ) -> Response:
-    found = api.store.matches_where(
+    found = api.store.matches.where(
         env_id=env_id, submission_id=submission, tournament_id=tournament, state=state, before=before, limit=limit
     )  # fmt: skip
     return reply({"matches": describe(api, who, found)})
@@ -91,7 +91,7 @@ def log(api: ApiOf, who: Anyone, match_id: str, seat: Annotated[int, Query(ge=0,
     if seat >= len(found.seats):
         raise not_found(f"the match has no seat {seat}")
     taken = found.seats[seat]
-    if not who.sees(api.store.submission(taken.submission_id)):
+    if not who.sees(api.store.submissions.get(taken.submission_id)):
         hint = "send its owner's key, or the client id that it was sent with as X-Client-Id"
         raise ApiError(
             403 if who.key else 401, "not_yours", "only the agent's owner and the host may read it", hint=hint
@@ -167,7 +167,7 @@ def describe(api: Api, who: Principal, found: list[Match]) -> list[views.Shape]:
 def _find(api: Api, match_id: str) -> Match:
     if not auth.ascii_id(match_id):
         raise not_found(f"no match {match_id[:60]!r}")
-    return api.store.match(match_id)
+    return api.store.matches.get(match_id)
 
 
 def _running(api: Api, match: Match) -> dict[str, Any]:

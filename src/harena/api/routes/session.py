@@ -13,7 +13,7 @@ from harena.api import auth, shapes, views
 from harena.api.auth import Anyone, Keyed, Principal
 from harena.api.context import Api, ApiOf, reply
 from harena.api.errors import ApiError, not_found
-from harena.arena.db.accounts import MAX_TOKEN, Key
+from harena.arena.db.keys import MAX_TOKEN, Key
 from harena.arena.db.models import Scope
 from harena.arena.submissions.service import JOBS
 
@@ -77,7 +77,7 @@ async def logout(request: Request) -> Response:
 
 @router.get("/keys", responses=shapes.answers(shapes.Keys), summary="Your keys; an admin's: all")
 def keys(api: ApiOf, who: Keyed) -> Response:
-    found = api.queries.all_keys() if who.can(Scope.ADMIN) else api.store.keys_of(who.owner or "")
+    found = api.queries.all_keys() if who.can(Scope.ADMIN) else api.store.keys.of(who.owner or "")
     return reply({"keys": [views.key(key) for key in found]})
 
 
@@ -91,9 +91,9 @@ def create_key(api: ApiOf, who: Keyed, body: KeyRequest) -> Response:
     owner = body.owner or who.owner or ""
     if not who.can(Scope.ADMIN):
         _check_own(who, owner, body)
-        if sum(key.revoked_at is None for key in api.store.keys_of(owner)) >= MAX_KEYS:
+        if sum(key.revoked_at is None for key in api.store.keys.of(owner)) >= MAX_KEYS:
             raise ApiError(409, "too_many_keys", f"{owner[:80]!r} has {MAX_KEYS} keys", hint="revoke one of them first")
-    key, token = api.store.create_key(owner, body.scopes, label=body.label, lifetime_s=body.expires_in_s)
+    key, token = api.store.keys.create(owner, body.scopes, label=body.label, lifetime_s=body.expires_in_s)
     return reply({"key": views.key(key), "token": token}, 201)
 
 
@@ -102,14 +102,14 @@ def create_key(api: ApiOf, who: Keyed, body: KeyRequest) -> Response:
 )
 def rotate(api: ApiOf, who: Keyed, key_id: str, body: Rotate | None = None) -> Response:
     _own_key(api, who, key_id)
-    key, token = api.store.rotate_key(key_id, grace_s=body.grace_s if body else 0.0)
+    key, token = api.store.keys.rotate(key_id, grace_s=body.grace_s if body else 0.0)
     return reply({"key": views.key(key), "token": token})
 
 
 @router.delete("/keys/{key_id}", responses=shapes.answers(shapes.Done), summary="Revokes a key, at once and for good")
 def revoke(api: ApiOf, who: Keyed, key_id: str) -> Response:
     _own_key(api, who, key_id)
-    api.store.revoke_key(key_id)
+    api.store.keys.revoke(key_id)
     return reply({"ok": True})
 
 
@@ -119,8 +119,8 @@ def visitor(who: Principal, key: Key) -> views.Shape:
 
 def _me(api: Api, who: Principal) -> views.Shape:
     assert who.key is not None
-    owner, default = api.store.owner(who.key.owner), api.settings.quota
-    today, active = api.store.used(owner.name)
+    owner, default = api.store.owners.ensure(who.key.owner), api.settings.quota
+    today, active = api.store.quotas.used(owner.name)
     quota = {
         "per_day": default.per_day if owner.per_day is None else owner.per_day,
         "at_once": default.at_once if owner.at_once is None else owner.at_once,
@@ -147,7 +147,7 @@ def _own_key(api: Api, who: Principal, key_id: str) -> Key:
     missing = not_found(f"no API key {key_id[:40]!r}")
     if not auth.ascii_id(key_id):
         raise missing
-    key = api.store.key(key_id)
+    key = api.store.keys.get(key_id)
     if who.can(Scope.ADMIN):
         return key
     if key.owner != who.owner:

@@ -167,7 +167,7 @@ def code(api: ApiOf, who: Anyone, submission_id: str) -> Response:
     "/submissions/{submission_id}/ratings", responses=shapes.answers(shapes.Ratings), summary="Its rating over time"
 )
 def ratings(api: ApiOf, who: Reader, submission_id: str) -> Response:
-    return reply(views.ratings(api.store.rating_history(find(api, submission_id).id)))
+    return reply(views.ratings(api.store.ratings.history(find(api, submission_id).id)))
 
 
 @router.get(
@@ -258,7 +258,7 @@ def find(api: Api, submission_id: str) -> Submission:
     missing = not_found(f"no submission {submission_id[:60]!r}")
     if not auth.ascii_id(submission_id):
         raise missing
-    found = api.store.submission(submission_id)
+    found = api.store.submissions.get(submission_id)
     if found.deleted_at is not None:
         raise missing
     return found
@@ -320,12 +320,12 @@ _WAITING = (State.RECEIVED, State.CHECKED, State.QUEUED, State.RUNNING)
 
 
 def _latest(api: Api, of: Submission) -> Evaluation | None:
-    found = api.store.evaluations_of(of.id)
+    found = api.store.submissions.evaluations(of.id)
     return found[-1] if found else None
 
 
 def _season_ended(api: Api, of: Submission) -> bool:
-    return of.season_id is not None and api.store.season(of.season_id).ended_at is not None
+    return of.season_id is not None and api.store.seasons.get(of.season_id).ended_at is not None
 
 
 def _practised(api: Api, who: Principal, submission_id: str, episode: int) -> tuple[Submission, views.Shape]:

@@ -1,312 +1,77 @@
-"""Submissions, their evaluations, quotas and the events that tell of them. With `Events`, `Accounts`, `Ladder` and
-`Boards`: all SQL of the arena but the job table's.
+"""The arena's database: one connection, and one repository for each thing that is kept in it.
 
-Guarantees: every change of state goes through `models.transition` and a compare-and-set; a score, its board entry and
-the event that tells of it are written in one transaction; self-reported scores are on a board of their own; a quota is
-given back at most once. Does not read files or run anything.
+    store = Store("sqlite:////data/arena.db")
+    with store.begin():                          # all of it or nothing
+        store.submissions.rank(...)
+        store.events.publish(...)
+
+Each repository has the SQL of its tables. Standings, tournaments, benches, draws and finalists have theirs in the
+modules of the same names, which use `store.database`.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Literal
 
 import sqlalchemy as sa
 
-from harena.arena.db.accounts import Owner
-from harena.arena.db.database import columns
-from harena.arena.db.models import (
-    ACTIVE,
-    Conflict,
-    Event,
-    Kind,
-    NotFound,
-    QuotaExceeded,
-    State,
-    board,
-    charges,
-    digest_text,
-    evaluations,
-    name_text,
-    owners,
-    reason_text,
-    submissions,
-    transition,
-)
-from harena.arena.db.records import MAX_PAGE, Evaluation, Outcome, Quota, Submission, page
-from harena.arena.db.records import Entry as Entry
-from harena.arena.db.records import Filter as Filter
-from harena.arena.db.records import Sort as Sort
-from harena.arena.events.log import Notice as Notice
-from harena.arena.submissions.board import Boards
-from harena.errors import SpecError
-
-DAY_S = 86400
+from harena.arena.db.boards import BoardRepository
+from harena.arena.db.database import Database
+from harena.arena.db.environments import EnvironmentRepository
+from harena.arena.db.events import EventRepository
+from harena.arena.db.jobs import Queue
+from harena.arena.db.keys import KeyRepository
+from harena.arena.db.matches import MatchRepository
+from harena.arena.db.owners import OwnerRepository
+from harena.arena.db.quotas import QuotaRepository
+from harena.arena.db.ratings import RatingRepository
+from harena.arena.db.seasons import SeasonRepository
+from harena.arena.db.submissions import SubmissionRepository
 
 
-class Store(Boards):
-    # ---- submissions ----
-
-    def submit(
+class Store:
+    def __init__(
         self,
-        owner: str,
-        env_id: str,
+        url: str,
         *,
-        algorithm: str,
-        digest: str,
-        main_file: str,
-        client_id: str | None = None,
-        anonymous: bool = False,
-        kind: Kind = Kind.VERIFIED,
-        warnings: Sequence[str] = (),
-        quota: Quota | None = None,
-    ) -> Submission:
-        """Received, and counted against the quota."""
-        now, submission_id = self.clock(), uuid.uuid4().hex
-        values = {
-            "id": submission_id, "env_id": env_id, "algorithm": name_text(algorithm, "an algorithm's name"),
-            "digest": digest_text(digest), "main_file": name_text(main_file, "a file's name"),
-            "client_id": None if client_id is None else name_text(client_id, "a client's id"),
-            "anonymous": anonymous, "warnings": reason_text("\n".join(warnings)), "kind": Kind(kind),
-            "state": State.RECEIVED, "reason": "", "created_at": now, "updated_at": now,
-        }  # fmt: skip
-        with self.begin() as connection:
-            season_id, who = self._open_season(env_id), self.owner(owner)
-            self._lock_owner(who.id)
-            self._check_quota(who, quota or Quota())
-            same = (submissions.c.owner_id == who.id) & (submissions.c.env_id == env_id)
-            newest = sa.select(sa.func.max(submissions.c.version).label("version"))
-            row = self.row(newest.where(same, submissions.c.algorithm == algorithm))
-            version = (row["version"] or 0) + 1 if row else 1
-            place = {"owner_id": who.id, "season_id": season_id, "version": version}
-            connection.execute(submissions.insert().values(values | place))
-            self._charge(submission_id, who.id)
-            made = self.submission(submission_id)
-            self._tell(made)
-            return made
-
-    def submission(self, submission_id: str) -> Submission:
-        row = self.row(_SUBMISSIONS.where(submissions.c.id == submission_id))
-        if row is None:
-            raise NotFound(f"no submission {submission_id!r:.60}")
-        return Submission(**row)
-
-    def submissions_of(self, owner: str, *, limit: int = 50, offset: int = 0) -> list[Submission]:
-        return self.submissions_where(owner=owner, limit=limit, offset=offset)
-
-    def submissions_where(
-        self, *, owner: str | None = None, env_id: str | None = None, algorithm: str | None = None,
-        states: Collection[State] | None = None, client_id: str | None = None, limit: int = 50, offset: int = 0,
-    ) -> list[Submission]:  # fmt: skip
-        """Newest first, without the deleted ones. `client_id` finds only what was sent without a key."""
-        query = _SUBMISSIONS.where(submissions.c.deleted_at.is_(None))
-        if owner is not None:
-            query = query.where(owners.c.name == owner)
-        if env_id is not None:
-            query = query.where(submissions.c.env_id == env_id)
-        if algorithm is not None:
-            query = query.where(submissions.c.algorithm == algorithm)
-        if states is not None:
-            query = query.where(submissions.c.state.in_(sorted(states)))
-        if client_id is not None:
-            query = query.where(submissions.c.client_id == client_id, submissions.c.anonymous.is_(True))
-        query = query.order_by(submissions.c.created_at.desc(), submissions.c.id).limit(page(limit)).offset(offset)
-        return [Submission(**row) for row in self.rows(query)]
-
-    def totals(self) -> dict[str, tuple[int, int]]:
-        """Entries of the board and submissions, by environment."""
-        n = sa.func.count().label("n")
-        live = submissions.c.deleted_at.is_(None)
-        entries = self.rows(sa.select(board.c.env_id, n).group_by(board.c.env_id))
-        sent = self.rows(sa.select(submissions.c.env_id, n).where(live).group_by(submissions.c.env_id))
-        on_board = {row["env_id"]: row["n"] for row in entries}
-        return {row["env_id"]: (on_board.get(row["env_id"], 0), row["n"]) for row in sent}
-
-    def code_is_used(self, digest: str) -> bool:
-        """Whether some submission, deleted ones too, has this code."""
-        return self.row(sa.select(submissions.c.id).where(submissions.c.digest == digest).limit(1)) is not None
-
-    def submissions_in(self, states: Sequence[State], *, limit: int = MAX_PAGE) -> list[Submission]:
-        """Oldest first: what to carry on with after a restart."""
-        query = _SUBMISSIONS.where(submissions.c.state.in_(list(states)))
-        query = query.order_by(submissions.c.created_at, submissions.c.id).limit(page(limit))
-        return [Submission(**row) for row in self.rows(query)]
-
-    def move(
-        self, submission_id: str, event: Event, *, reason: str = "", seen: State | None = None
-    ) -> Submission:  # fmt: skip
-        """Changes the state by `event`; with `seen`, only if the state is still that one."""
-        if event in (Event.CHECK, Event.RANK, Event.REJECT, Event.FAIL):
-            raise SpecError(f"use the method {event}: it writes more than the state")
-        return self._move(submission_id, event, reason=reason, seen=seen)
-
-    def _move(
-        self, submission_id: str, event: Event, *, reason: str = "", log_digest: str | None = None,
-        seen: State | None = None, also: Mapping[str, Any] | None = None,
-    ) -> Submission:  # fmt: skip
-        with self.begin() as connection:
-            before = self.submission(submission_id)
-            if seen is not None and before.state is not seen:
-                raise Conflict(f"the submission is {before.state}, no longer {seen}")
-            after = transition(before.state, event)
-            values = {**(also or {}), "state": after, "reason": reason_text(reason), "updated_at": self.clock()}
-            if log_digest is not None:
-                values["log_digest"] = digest_text(log_digest)
-            unchanged = (submissions.c.id == submission_id) & (submissions.c.state == before.state)
-            if connection.execute(submissions.update().where(unchanged).values(values)).rowcount != 1:
-                raise Conflict(f"the submission is no longer {before.state}: somebody else moved it")
-            moved = self.submission(submission_id)
-            if before.kind is not moved.kind:
-                self._refresh_board(before)
-            if event is Event.RANK or before.score != moved.score:
-                self._refresh_board(moved)
-            self._tell(moved)
-            return moved
-
-    def check(self, submission_id: str, kind: Kind) -> Submission:
-        """Found fit to run, as an agent or as a script. A score of the other kind is dropped."""
-        with self.begin():
-            same = self.submission(submission_id).kind is Kind(kind)
-            return self._move(submission_id, Event.CHECK, also={"kind": Kind(kind), **({} if same else _NO_SCORE)})
-
-    def set_job(self, submission_id: str, job_id: int) -> Submission:
-        """The job that evaluates it from now on."""
-        with self.begin() as connection:
-            connection.execute(submissions.update().where(submissions.c.id == submission_id).values(job_id=job_id))
-            return self.submission(submission_id)
-
-    def rank(
-        self, submission_id: str, outcome: Outcome, *, log_digest: str | None = None, warnings: Sequence[str] = ()
-    ) -> Submission:  # fmt: skip
-        """Keeps the evaluation and puts its score on the board of the submission's kind."""
-        scores = {"score": outcome.score, "low": outcome.low, "high": outcome.high}
-        with self.begin() as connection:
-            more = scores | self._warned(submission_id, warnings)
-            ranked = self._move(submission_id, Event.RANK, log_digest=log_digest, also=more)
-            connection.execute(evaluations.insert().values(
-                submission_id=submission_id, kind=ranked.kind, episodes=outcome.episodes, metrics=outcome.metrics,
-                created_at=self.clock(), **scores,
-            ))  # fmt: skip
-            return ranked
-
-    def enter(
-        self, submission_id: str, *, log_digest: str | None = None, warnings: Sequence[str] = ()
-    ) -> Submission:  # fmt: skip
-        """Ranked without a score: it can play, and what it is worth the ladder's matches will show."""
-        with self.begin():
-            also = self._warned(submission_id, warnings)
-            return self._move(submission_id, Event.RANK, log_digest=log_digest, also=also)
-
-    def reject(self, submission_id: str, reason: str, *, log_digest: str | None = None) -> Submission:
-        """The code is not acceptable; what it had scored before no longer counts."""
-        return self._move(submission_id, Event.REJECT, reason=reason, log_digest=log_digest, also=_NO_SCORE)
-
-    def fail(
-        self, submission_id: str, reason: str, *, platform: bool, log_digest: str | None = None
-    ) -> Submission:  # fmt: skip
-        """A platform fault gives the quota back and leaves an earlier score alone; the agent's own takes it away."""
-        with self.begin():
-            dropped = {} if platform else _NO_SCORE
-            failed = self._move(submission_id, Event.FAIL, reason=reason, log_digest=log_digest, also=dropped)
-            if platform:
-                self.refund(submission_id)
-            return failed
-
-    def delete(self, submission_id: str) -> Submission:
-        """Takes it off the board and out of lists. Matches that it played stay: others' ratings rest on them."""
-        with self.begin() as connection:
-            before = self.submission(submission_id)
-            if before.state in ACTIVE:
-                raise Conflict(f"the submission is {before.state}: cancel it first")
-            there = (submissions.c.id == submission_id) & submissions.c.deleted_at.is_(None)
-            if connection.execute(submissions.update().where(there).values(deleted_at=self.clock())).rowcount == 1:
-                self._refresh_board(before)
-                body = {"id": before.id, "state": "deleted", "env_id": before.env_id}
-                self.publish(f"submission:{before.id}", "state", body)
-            return self.submission(submission_id)
-
-    def evaluations_of(self, submission_id: str) -> list[Evaluation]:
-        query = sa.select(*columns(evaluations, Evaluation)).where(evaluations.c.submission_id == submission_id)
-        return [Evaluation(**row) for row in self.rows(query.order_by(evaluations.c.id))]
-
-    # ---- quotas ----
-
-    def used(self, owner: str) -> tuple[int, int]:
-        """Submissions today, and at this moment."""
-        found = self.find_owner(owner)
-        return (0, 0) if found is None else self._used(found.id)
-
-    def check_quota(self, owner: str, quota: Quota) -> None:
-        """Raises QuotaExceeded where `submit` would. For who wants to know before the work is done."""
-        found = self.find_owner(owner)
-        if found is not None:
-            self._check_quota(found, quota)
-
-    def charge_again(self, submission_id: str, quota: Quota) -> None:
-        """For one more evaluation: as much as a submission counts."""
-        with self.begin():
-            owner = self.owner(self.submission(submission_id).owner)
-            self._lock_owner(owner.id)
-            self._check_quota(owner, quota)
-            self._charge(submission_id, owner.id)
-
-    def refund(self, submission_id: str) -> bool:
-        """Whether its last charge was given back now: only the first call does."""
-        last = sa.select(sa.func.max(charges.c.id)).where(charges.c.submission_id == submission_id)
-        charged = (charges.c.id == last.scalar_subquery()) & charges.c.refunded_at.is_(None)
-        with self.begin() as connection:
-            return connection.execute(charges.update().where(charged).values(refunded_at=self.clock())).rowcount == 1
-
-    # ---- parts ----
-
-    def _open_season(self, env_id: str) -> int | None:
-        if not self.environment(env_id).enabled:
-            raise Conflict(f"{env_id} takes no submissions now: its host has switched it off")
-        season = self.live_season(env_id)
-        if season is not None and season.frozen:
-            raise Conflict(f"the season {season.name!r:.80} is frozen: it takes no more submissions")
-        return season.id if season else None
-
-    def _used(self, owner_id: str) -> tuple[int, int]:
-        count = sa.select(sa.func.count().label("n"))
-        day = int(self.clock()) // DAY_S
-        today = (charges.c.owner_id == owner_id) & (charges.c.day == day) & charges.c.refunded_at.is_(None)
-        active = (submissions.c.owner_id == owner_id) & submissions.c.state.in_(sorted(ACTIVE))
-        per_day, at_once = (
-            self.row(count.select_from(charges).where(today)),
-            self.row(count.select_from(submissions).where(active)),
+        clock: Callable[[], float] = time.time,
+        synchronous: Literal["normal", "full"] = "normal",
+    ) -> None:
+        """Opens the database that the URL names, as `Database` does."""
+        self.database = database = Database(url, clock=clock, synchronous=synchronous)
+        self.events = EventRepository(database)
+        self.owners = OwnerRepository(database)
+        self.keys = KeyRepository(database, self.owners)
+        self.environments = EnvironmentRepository(database)
+        self.seasons = SeasonRepository(database, self.environments)
+        self.matches = MatchRepository(database, self.environments, self.seasons)
+        self.ratings = RatingRepository(database, self.matches)
+        self.boards = BoardRepository(database, self.owners, self.seasons, self.events)
+        self.quotas = QuotaRepository(database, self.owners)
+        self.submissions = SubmissionRepository(
+            database,
+            owners=self.owners,
+            environments=self.environments,
+            seasons=self.seasons,
+            boards=self.boards,
+            quotas=self.quotas,
+            events=self.events,
         )
-        return per_day["n"] if per_day else 0, at_once["n"] if at_once else 0
+        self.jobs = Queue(database)
 
-    def _check_quota(self, owner: Owner, default: Quota) -> None:
-        per_day = default.per_day if owner.per_day is None else owner.per_day
-        at_once = default.at_once if owner.at_once is None else owner.at_once
-        today, active = self._used(owner.id)
-        if per_day is not None and today >= per_day:
-            raise QuotaExceeded(f"{per_day} submissions a day are used up: the next day starts at 00:00 UTC")
-        if at_once is not None and active >= at_once:
-            raise QuotaExceeded(f"{at_once} submissions at once are under way: wait for one to end, or cancel it")
+    def clock(self) -> float:
+        return self.database.clock()
 
-    def _charge(self, submission_id: str, owner_id: str) -> None:
-        day = int(self.clock()) // DAY_S
-        with self.begin() as connection:
-            connection.execute(charges.insert().values(submission_id=submission_id, owner_id=owner_id, day=day))
+    def begin(self) -> AbstractContextManager[sa.Connection]:
+        """A write transaction over all repositories; see `Database.begin`."""
+        return self.database.begin()
 
-    def _warned(self, submission_id: str, warnings: Sequence[str]) -> dict[str, str]:
-        """Each warning once, after those that are there."""
-        if not warnings:
-            return {}
-        known = [line for line in self.submission(submission_id).warnings.split("\n") if line]
-        return {"warnings": reason_text("\n".join(dict.fromkeys((*known, *warnings))))}
+    def hold(self) -> None:
+        """Raises DatabaseInUse while another process serves the database; see `Database.hold`."""
+        self.database.hold()
 
-    def _tell(self, submission: Submission) -> None:
-        """Everybody may hear it: no reason, no warning, no name of a file."""
-        body: dict[str, Any] = {"id": submission.id, "state": submission.state.value, "env_id": submission.env_id}
-        if submission.state is State.RANKED:
-            body["score"] = submission.score
-        self.publish(f"submission:{submission.id}", "state", body)
-
-
-_NO_SCORE = {"score": None, "low": None, "high": None}
-_SUBMISSIONS = sa.select(*columns(submissions, Submission), owners.c.name.label("owner")).join(owners)
+    def close(self) -> None:
+        self.database.close()

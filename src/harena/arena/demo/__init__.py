@@ -101,12 +101,12 @@ EXHIBITS = (
 
 def load(arena: Arena) -> bool:
     """Whether it was loaded: not into an arena that has environments."""
-    if arena.store.environments(enabled_only=False):
+    if arena.store.environments.all(enabled_only=False):
         return False
     # A name that has had a key is nobody's without one.
     for owner in OWNERS:
-        key, _ = arena.store.create_key(owner, [Scope.READ], label="keeps the name")
-        arena.store.revoke_key(key.id)
+        key, _ = arena.store.keys.create(owner, [Scope.READ], label="keeps the name")
+        arena.store.keys.revoke(key.id)
     for exhibit in EXHIBITS:
         sample = _source(exhibit.folder, exhibit.sample).decode()
         arena.put_environment(exhibit.env_id, settings={**exhibit.settings, "sample_agent": sample})

@@ -1,3 +1,3 @@
-"""What happened: stored in order (`log`), and told to those who listen (`bus`)."""
+"""In-process event bus (`bus`): wakes subscribers when `db.events` has news."""
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harena.arena.db.database import Changes, log_failure
+from harena.arena.db.events import Notice
 from harena.arena.db.records import MAX_PAGE
-from harena.arena.db.store import Notice, Store
+from harena.arena.db.store import Store
 
 POLL_S = 0.25
 MAX_WAITING = 1000
@@ -88,7 +89,7 @@ class Hub:
         self._bell = threading.Event()
         self._ending = False
         self._thread: threading.Thread | None = None
-        self._seen = self._floor = store.last_event()
+        self._seen = self._floor = store.events.last()
         self._versions: OrderedDict[str, int] = OrderedDict()
         self._subscriptions: dict[str, set[Subscription]] = {}
         self._listeners: tuple[Callable[[Notice], object], ...] = ()
@@ -96,7 +97,7 @@ class Hub:
         self._stop_listening: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        self._stop_listening = self._store.on_commit(self._committed)
+        self._stop_listening = self._store.database.on_commit(self._committed)
         self._thread = threading.Thread(target=self._run, name="harena-hub", daemon=True)
         self._thread.start()
 
@@ -201,7 +202,7 @@ class Hub:
 
     def _hand_on(self) -> bool:
         """Whether there may be more."""
-        notices = self._store.events_after(self._seen, limit=MAX_PAGE)
+        notices = self._store.events.after(self._seen, limit=MAX_PAGE)
         for notice in notices:
             with self._lock:
                 self._seen = notice.number

@@ -4,9 +4,10 @@ bounded number of them open, so that nobody else waits long. Who may challenge f
 
 from __future__ import annotations
 
+from harena.arena.db.matches import Match
 from harena.arena.db.models import EnvironmentKind, MatchKind, QuotaExceeded, State
-from harena.arena.db.store import Store, Submission
-from harena.arena.ladder.log import Match
+from harena.arena.db.records import Submission
+from harena.arena.db.store import Store
 from harena.arena.ladder.matches import Matches
 from harena.errors import SpecError
 from harena.match import registry
@@ -31,7 +32,7 @@ class Challenges:
             if mine.env_id != other.env_id:
                 raise SpecError(f"the opponent plays {other.env_id}, not {mine.env_id}")
             self._check_quota(mine, games)
-            season = self._store.live_season(mine.env_id)
+            season = self._store.seasons.live(mine.env_id)
             seats = registry.make(mine.env_id).seats
             return [
                 self._matches.create(
@@ -42,15 +43,15 @@ class Challenges:
             ]  # fmt: skip
 
     def _agent(self, submission_id: str) -> Submission:
-        submission = self._store.submission(submission_id)
-        if self._store.environment(submission.env_id).kind is not EnvironmentKind.LADDER:
+        submission = self._store.submissions.get(submission_id)
+        if self._store.environments.get(submission.env_id).kind is not EnvironmentKind.LADDER:
             raise SpecError(f"{submission.env_id} has no opponents: challenges are for games of several seats")
         if submission.state is not State.RANKED or submission.deleted_at is not None:
             raise SpecError(f"submission {submission_id} is not on the ladder: only agents that are can play")
         return submission
 
     def _check_quota(self, mine: Submission, games: int) -> None:
-        still_open = self._store.open_challenges(mine.owner_id)
+        still_open = self._store.matches.open_challenges(mine.owner_id)
         if still_open + games > MAX_OPEN:
             raise QuotaExceeded(
                 f"{still_open} challenge games of yours are open and at most {MAX_OPEN} may be: wait for some to end"

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from harena.arena.db.matches import Match, RatedResult
+from harena.arena.db.ratings import StoredRating
 from harena.arena.db.store import Store
-from harena.arena.ladder import log as ladder
 from harena.arena.ladder import ratings, roster
 from harena.arena.ladder.ratings import Model, Outcome, Rating
 from harena.arena.ladder.roster import Agent
@@ -41,12 +42,12 @@ class Fold:
         """Takes it up where the database says it is."""
         self.env_id, self.season_id = env_id, season_id
         self._store = store
-        self.model_name = EnvironmentSettings.parse(store.environment(env_id).settings).model
+        self.model_name = EnvironmentSettings.parse(store.environments.get(env_id).settings).model
         self.model: Model = MODELS[self.model_name]()
         self._forget()
         with store.begin():
             if self._of_another_model():
-                store.replace_ratings(env_id, [], season_id=season_id)
+                store.ratings.replace(env_id, [], season_id=season_id)
             self._take_up()
 
     def rating(self, agent: Agent) -> Rating:
@@ -58,28 +59,28 @@ class Fold:
             return self.model.start
         return self.model.inherit(self.ratings[self._played[agent.lineage][max(earlier)]])
 
-    def advance(self) -> list[ladder.Match]:
+    def advance(self) -> list[Match]:
         """Folds what has come to be settled, and stores it. Returns these matches."""
-        folded: list[ladder.Match] = []
+        folded: list[Match] = []
         while True:
             with self._store.begin():
-                if self._store.rated_up_to(self.env_id, season_id=self.season_id) != self.number:
+                if self._store.ratings.rated_up_to(self.env_id, season_id=self.season_id) != self.number:
                     self._forget()
                     self._take_up()
-                matches = self._store.match_log(
+                matches = self._store.matches.log(
                     self.env_id, season_id=self.season_id, after=self.number, limit=BATCH
                 )  # fmt: skip
                 results = [result_of(match) for match in matches]
                 self._meet(results)
                 after = {result.number: self.apply(result) for result in results}
-                self._store.record_ratings(
+                self._store.ratings.record(
                     {number: {key: (one.mu, one.sigma) for key, one in of.items()} for number, of in after.items()}
                 )
             folded += matches
             if len(matches) < BATCH:
                 return folded
 
-    def apply(self, result: ladder.Result) -> dict[str, Rating]:
+    def apply(self, result: RatedResult) -> dict[str, Rating]:
         """The ratings after a match, which must be the next of the log."""
         outcome = self._note(result)
         before = [self.rating(self._agents[agent]) for agent in outcome.agents]
@@ -98,23 +99,23 @@ class Fold:
         self._agents: dict[str, Agent] = {}
         self._played: defaultdict[str, dict[int, str]] = defaultdict(dict)
 
-    def _meet(self, results: Sequence[ladder.Result]) -> None:
+    def _meet(self, results: Sequence[RatedResult]) -> None:
         unknown = {agent for result in results for agent in result.agents} - self._agents.keys()
         if unknown:
             self._agents |= roster.agents(self._store, unknown)
 
-    def _results(self, up_to: int) -> Iterator[ladder.Result]:
+    def _results(self, up_to: int) -> Iterator[RatedResult]:
         """From the start of the log."""
-        while results := self._store.results(
+        while results := self._store.matches.results(
             self.env_id, season_id=self.season_id, after=self.number, up_to=up_to, limit=TAKE_UP
         ):
             self._meet(results)
             yield from results
 
     def _take_up(self) -> None:
-        for result in self._results(self._store.rated_up_to(self.env_id, season_id=self.season_id)):
+        for result in self._results(self._store.ratings.rated_up_to(self.env_id, season_id=self.season_id)):
             self._note(result)
-        stored = self._store.ratings(self.env_id, season_id=self.season_id)
+        stored = self._store.ratings.latest(self.env_id, season_id=self.season_id)
         games = {agent: tally.wins + tally.draws + tally.losses for agent, tally in self.tallies.items()}
         self._enter({key: Rating(mu=one.mu, sigma=one.sigma, games=games[key]) for key, one in stored.items()})
 
@@ -123,7 +124,7 @@ class Fold:
         for agent in map(self._agents.__getitem__, ratings):
             self._played[agent.lineage][agent.version] = agent.submission_id
 
-    def _note(self, result: ladder.Result) -> Outcome:
+    def _note(self, result: RatedResult) -> Outcome:
         ranks = ratings.ranks_of(result.scores, winner=result.winner)
         outcome = Outcome(number=result.number, agents=result.agents, ranks=ranks)
         self.number = result.number
@@ -141,7 +142,7 @@ class Fold:
     def _of_another_model(self) -> bool:
         """The host has changed it: Elo knows no doubt, the other always has some."""
         knows = self.model.start.sigma > 0
-        stored = self._store.ratings(self.env_id, season_id=self.season_id).values()
+        stored = self._store.ratings.latest(self.env_id, season_id=self.season_id).values()
         return any((rating.sigma > 0) is not knows for rating in stored)
 
 
@@ -152,12 +153,12 @@ class FromNothing(Fold):
         return False
 
     def _take_up(self) -> None:
-        self.history: list[ladder.Rating] = []
+        self.history: list[StoredRating] = []
         """In the order of the matches, then of the submissions' ids."""
-        for result in self._results(self._store.settled_up_to(self.env_id, season_id=self.season_id)):
+        for result in self._results(self._store.matches.settled_up_to(self.env_id, season_id=self.season_id)):
             after = self.apply(result)
             self.history += [
-                ladder.Rating(
+                StoredRating(
                     match_number=result.number, submission_id=key, mu=after[key].mu, sigma=after[key].sigma,
                     created_at=result.at,
                 )
@@ -165,8 +166,8 @@ class FromNothing(Fold):
             ]  # fmt: skip
 
 
-def result_of(match: ladder.Match) -> ladder.Result:
-    return ladder.Result(
+def result_of(match: Match) -> RatedResult:
+    return RatedResult(
         number=match.number, winner=match.winner, at=match.finished_at or 0.0,
         agents=tuple(seat.submission_id for seat in match.seats),
         scores=tuple(seat.score or 0.0 for seat in match.seats),

@@ -14,12 +14,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from harena.arena.db.events import Notice
 from harena.arena.db.files import FileStore
+from harena.arena.db.jobs import Job, Queue, share_of
+from harena.arena.db.matches import Match, Seated
 from harena.arena.db.models import Conflict, JobState, MatchKind, MatchState, environments, jobs, matches
-from harena.arena.db.store import Notice, Store
+from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
-from harena.arena.ladder.log import Match, Seated
-from harena.arena.queue.jobs import Job, Queue, share_of
 from harena.arena.queue.workers import Commit
 from harena.arena.settings import EnvironmentSettings
 from harena.arena.submissions.evaluate import Cancelled
@@ -68,9 +69,9 @@ class Matches:
         """Submissions by seat. Without a seed, one that nobody can guess. Raises Conflict when the season has ended."""
         seed = secrets.randbits(63) if seed is None else seed
         with self._store.begin():
-            if season_id is not None and self._store.season(season_id).ended_at is not None:
+            if season_id is not None and self._store.seasons.get(season_id).ended_at is not None:
                 raise Conflict("the season has ended")
-            match = self._store.create_match(
+            match = self._store.matches.create(
                 env_id, participants, seed=seed, kind=kind, season_id=season_id, tournament_id=tournament_id,
                 pairing=pairing,
             )  # fmt: skip
@@ -80,7 +81,7 @@ class Matches:
 
     def play(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
         """The handler of its job."""
-        match = self._store.match(job.payload["match_id"])
+        match = self._store.matches.get(job.payload["match_id"])
         if match.state is not MatchState.SCHEDULED:
             return lambda: None
         if job.attempts > 1:
@@ -113,7 +114,7 @@ class Matches:
         somewhere = matches.c.env_id.in_(sa.select(environments.c.env_id))
         stray = sa.select(matches.c.id).where(somewhere, matches.c.state == MatchState.SCHEDULED, ~at_hand)
         with self._store.begin():
-            for row in self._store.rows(stray):
+            for row in self._store.database.rows(stray):
                 self.void(row["id"], "its job was called off")
 
     # ---- parts ----
@@ -122,7 +123,7 @@ class Matches:
         """Ladders, tournaments and owners who challenge take turns: none of them can keep the others waiting."""
         if match.kind is MatchKind.CHALLENGE:
             challenger = match.seats[match.pairing or 0].submission_id
-            return share_of(self._store.submission(challenger).owner)[0]
+            return share_of(self._store.submissions.get(challenger).owner)[0]
         if match.kind is MatchKind.TOURNAMENT:
             return f"tournament:{match.tournament_id}"
         return f"ladder:{match.season_id}"
@@ -150,15 +151,15 @@ class Matches:
 
     def _finish(self, match_id: str, **end: Any) -> None:
         with self._store.begin():
-            if self._store.match(match_id).state is MatchState.SCHEDULED:
-                self._tell(self._store.finish_match(match_id, **end), FINISHED)
+            if self._store.matches.get(match_id).state is MatchState.SCHEDULED:
+                self._tell(self._store.matches.finish(match_id, **end), FINISHED)
 
     def _tell(self, match: Match, kind: str) -> None:
         body = {"id": match.id, "number": match.number, "env_id": match.env_id, "state": match.state.value,
                 "kind": match.kind.value, "winner": match.winner, "tournament_id": match.tournament_id,
                 "submissions": [seat.submission_id for seat in match.seats]}  # fmt: skip
         for topic in (f"matches:{match.env_id}", f"match:{match.id}"):
-            self._store.publish(topic, kind, body)
+            self._store.events.publish(topic, kind, body)
 
     def _heard(self, notice: Notice) -> None:
         if notice.kind == FINISHED and notice.topic.startswith("match:"):
@@ -167,10 +168,10 @@ class Matches:
 
 def play_spec(store: Store, submissions: Submissions, match: Match) -> MatchSpec:
     """How it is played, now or again."""
-    settings = EnvironmentSettings.parse(store.environment(match.env_id).settings)
+    settings = EnvironmentSettings.parse(store.environments.get(match.env_id).settings)
     agents: list[AgentCode] = []
     for seat in match.seats:
-        code = submissions.code(store.submission(seat.submission_id))
+        code = submissions.code(store.submissions.get(seat.submission_id))
         if not isinstance(code, AgentCode):
             raise SpecError(f"submission {seat.submission_id} is a script, which cannot play matches")
         agents.append(code)

@@ -15,17 +15,19 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from harena.arena.db.accounts import Environment, Season
 from harena.arena.db.database import log_failure
+from harena.arena.db.environments import Environment
+from harena.arena.db.events import Notice
+from harena.arena.db.jobs import Queue
+from harena.arena.db.matches import Match
 from harena.arena.db.models import Conflict, EnvironmentKind, MatchKind
-from harena.arena.db.store import Notice, Store
+from harena.arena.db.seasons import Season
+from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
 from harena.arena.ladder import pairing, roster
 from harena.arena.ladder.fold import Fold, played
-from harena.arena.ladder.log import Match
 from harena.arena.ladder.matches import Matches
 from harena.arena.ladder.standings import Standings
-from harena.arena.queue.jobs import Queue
 from harena.arena.settings import EnvironmentSettings
 from harena.errors import HarenaError
 from harena.match import registry
@@ -110,7 +112,7 @@ class Matchmaker:
         ladders = [ladder for ladder in self._live_ladders() if self._settle(ladder, news=news)]
         self._rng.shuffle(ladders)  # none is always the first to be served
         most = AT_HAND if self._queue.waiting(FIRST) else max(AT_HAND, self._matches.at_once)
-        free = most - len(self._store.open_matches())
+        free = most - len(self._store.matches.open())
         waiting = deque(ladders)
         while free > 0 and waiting:
             ladder = waiting.popleft()
@@ -146,10 +148,10 @@ class Matchmaker:
 
     def _live_ladders(self) -> list[_Ladder]:
         ladders: dict[int, _Ladder] = {}
-        for environment in self._store.environments(enabled_only=False):
+        for environment in self._store.environments.all(enabled_only=False):
             if environment.kind is not EnvironmentKind.LADDER:
                 continue
-            season = self._store.live_season(environment.env_id)
+            season = self._store.seasons.live(environment.env_id)
             if season is None:
                 continue
             known = self._ladders.get(season.id)
@@ -211,7 +213,7 @@ class _Ladder:
     def settle(self, *, news: bool) -> None:
         """Takes in what has happened since. `news`: agents may have come, gone or been benched."""
         env_id = self.environment.env_id
-        now_open = {match.id: match for match in self._store.open_matches(env_id=env_id)}
+        now_open = {match.id: match for match in self._store.matches.open(env_id=env_id)}
         for match in self._open.keys() - now_open.keys():
             self._count(self._open[match])
         self._open = now_open
@@ -250,13 +252,13 @@ class _Ladder:
     def _remember(self) -> None:
         """From the match log, after a restart."""
         env_id = self.environment.env_id
-        latest = self._store.matches_where(
+        latest = self._store.matches.where(
             env_id=env_id, season_id=self.season_id, kind=MatchKind.LADDER, limit=RECENT
         )  # fmt: skip
         for match in reversed(latest):
             self._note(match)
-        self._ended = Counter(self._store.ended(env_id, season_id=self.season_id))
-        self._open = {match.id: match for match in self._store.open_matches(env_id=env_id)}
+        self._ended = Counter(self._store.matches.ended(env_id, season_id=self.season_id))
+        self._open = {match.id: match for match in self._store.matches.open(env_id=env_id)}
 
     def _note(self, match: Match) -> None:
         self._recent.append(_table(match))

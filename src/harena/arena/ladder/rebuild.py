@@ -9,10 +9,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harena.arena.db.accounts import Season
 from harena.arena.db.models import Board, TournamentState
-from harena.arena.db.store import MAX_PAGE, Store
-from harena.arena.ladder import log as ladder
+from harena.arena.db.ratings import StoredRating
+from harena.arena.db.records import MAX_PAGE
+from harena.arena.db.seasons import Season
+from harena.arena.db.store import Store
 from harena.arena.ladder import roster
 from harena.arena.ladder.fold import FromNothing
 from harena.arena.ladder.standings import Standing, Standings, ladder_lines
@@ -42,9 +43,9 @@ class Rebuilt:
 def rebuild(store: Store, env_id: str, season_id: int, *, check: bool = False) -> Rebuilt:
     """With `check` nothing is changed."""
     with store.begin():
-        season = store.season(season_id)
+        season = store.seasons.get(season_id)
         fold = FromNothing(store, env_id, season_id)
-        stored = store.all_ratings(env_id, season_id=season_id)
+        stored = store.ratings.all(env_id, season_id=season_id)
         standings = Standings(store)
         board = _board(standings, season)
         lines = _lines(store, season, fold, board)
@@ -57,7 +58,7 @@ def rebuild(store: Store, env_id: str, season_id: int, *, check: bool = False) -
             rating=_first_rating(stored, made), line="" if behind or unfitted else _first_line(board, lines),
         )  # fmt: skip
         if not check and (behind or unfitted or not found.same):
-            store.replace_ratings(env_id, fold.history, season_id=season_id)
+            store.ratings.replace(env_id, fold.history, season_id=season_id)
             standings.replace(env_id, season_id, Board.LADDER, lines)
         return found
 
@@ -81,7 +82,7 @@ def _board(standings: Standings, season: Season) -> list[Standing]:
     return lines
 
 
-def _first_rating(stored: Sequence[ladder.Rating], made: Sequence[ladder.Rating]) -> str:
+def _first_rating(stored: Sequence[StoredRating], made: Sequence[StoredRating]) -> str:
     for one, other in itertools.zip_longest(stored, made):
         if _numbers(one) != _numbers(other):
             number = min(rating.match_number for rating in (one, other) if rating is not None)
@@ -89,11 +90,11 @@ def _first_rating(stored: Sequence[ladder.Rating], made: Sequence[ladder.Rating]
     return ""
 
 
-def _numbers(rating: ladder.Rating | None) -> tuple[int, str, float, float] | None:
+def _numbers(rating: StoredRating | None) -> tuple[int, str, float, float] | None:
     return None if rating is None else (rating.match_number, rating.submission_id, rating.mu, rating.sigma)
 
 
-def _words(rating: ladder.Rating | None) -> str:
+def _words(rating: StoredRating | None) -> str:
     return "nothing" if rating is None else f"{rating.mu!r} ± {rating.sigma!r} for {rating.submission_id}"
 
 

@@ -58,7 +58,7 @@ class Bench:
 
 def agents(store: Store, submission_ids: Collection[str]) -> dict[str, Agent]:
     """By id, whatever has become of them."""
-    rows = store.rows(_AGENTS.where(submissions.c.id.in_(list(submission_ids))))
+    rows = store.database.rows(_AGENTS.where(submissions.c.id.in_(list(submission_ids))))
     return {row["submission_id"]: _agent(row) for row in rows}
 
 
@@ -68,7 +68,7 @@ def live(store: Store, season_id: int) -> list[Agent]:
         submissions.c.season_id == season_id, submissions.c.state == State.RANKED,
         submissions.c.kind == Kind.VERIFIED, submissions.c.deleted_at.is_(None),
     ).order_by(submissions.c.version)  # fmt: skip
-    newest = {agent.lineage: agent for agent in map(_agent, store.rows(query))}
+    newest = {agent.lineage: agent for agent in map(_agent, store.database.rows(query))}
     return sorted(newest.values(), key=lambda agent: agent.submission_id)
 
 
@@ -88,14 +88,14 @@ def playing(agents: Sequence[Agent], per_owner: int) -> list[Agent]:
 def check_room(store: Store, owner: str, env_id: str, algorithm: str, per_owner: int) -> None:
     """Raises QuotaExceeded where one more agent would be more than an owner may have on the ladder. A new version of
     one that is there takes its place. Counts those that are still to enter."""
-    season, who = store.live_season(env_id), store.find_owner(owner)
+    season, who = store.seasons.live(env_id), store.owners.find(owner)
     if not per_owner or season is None or who is None:
         return
     on_it = submissions.c.state.in_(sorted({*ACTIVE, State.RANKED})) & submissions.c.deleted_at.is_(None)
     query = sa.select(submissions.c.algorithm).where(
         submissions.c.owner_id == who.id, submissions.c.season_id == season.id, on_it
     )
-    known = {row["algorithm"] for row in store.rows(query.distinct())}
+    known = {row["algorithm"] for row in store.database.rows(query.distinct())}
     if algorithm not in known and len(known) >= per_owner:
         raise QuotaExceeded(
             f"{per_owner} agents of one owner may play in {env_id}: send a new version of one (the same algorithm), "
@@ -106,11 +106,11 @@ def check_room(store: Store, owner: str, env_id: str, algorithm: str, per_owner:
 def bench(store: Store, submission_id: str, reason: str) -> Bench:
     """Raises Conflict when it is benched already."""
     with store.begin() as connection:
-        env_id = store.submission(submission_id).env_id
+        env_id = store.submissions.get(submission_id).env_id
         if benched(store, submission_id) is not None:
             raise Conflict("the agent is benched already")
         last = sa.select(sa.func.max(seats.c.match_number).label("n")).where(seats.c.submission_id == submission_id)
-        row = store.row(last)
+        row = store.database.row(last)
         connection.execute(benches.insert().values(
             submission_id=submission_id, reason=reason_text(reason), benched_at=store.clock(),
             after_match=(row["n"] or 0) if row else 0,
@@ -124,8 +124,8 @@ def bench(store: Store, submission_id: str, reason: str) -> Bench:
 def unbench(store: Store, submission_id: str) -> None:
     """Matches that were made before now do not count against it again. Raises Conflict when it is not benched."""
     with store.begin() as connection:
-        env_id = store.submission(submission_id).env_id
-        row = store.row(
+        env_id = store.submissions.get(submission_id).env_id
+        row = store.database.row(
             sa.select(sa.func.max(seats.c.match_number).label("n")).where(seats.c.submission_id == submission_id)
         )
         values = {"lifted_at": store.clock(), "after_match": (row["n"] or 0) if row else 0}
@@ -136,7 +136,7 @@ def unbench(store: Store, submission_id: str) -> None:
 
 
 def benched(store: Store, submission_id: str) -> Bench | None:
-    row = store.row(_BENCHES.where(benches.c.submission_id == submission_id, benches.c.lifted_at.is_(None)))
+    row = store.database.row(_BENCHES.where(benches.c.submission_id == submission_id, benches.c.lifted_at.is_(None)))
     return Bench(**row) if row else None
 
 
@@ -146,7 +146,7 @@ def all_benched(store: Store, *, env_id: str | None = None) -> list[Bench]:
     if env_id is not None:
         query = query.join(submissions, submissions.c.id == benches.c.submission_id)
         query = query.where(submissions.c.env_id == env_id)
-    return [Bench(**row) for row in store.rows(query)]
+    return [Bench(**row) for row in store.database.rows(query)]
 
 
 def behaviour(store: Store, submission_id: str) -> list[SeatStatus]:
@@ -161,12 +161,14 @@ def behaviour(store: Store, submission_id: str) -> list[SeatStatus]:
         .order_by(seats.c.match_number.desc())
         .limit(FAULT_WINDOW)
     )
-    return [SeatStatus(row["status"]) for row in store.rows(query)][::-1]
+    return [SeatStatus(row["status"]) for row in store.database.rows(query)][::-1]
 
 
 def _tell(store: Store, submission_id: str, env_id: str, *, benched: bool) -> None:
-    store.publish(f"board:{env_id}", "bench", {"submission_id": submission_id, "benched": benched})
-    store.publish(f"submission:{submission_id}", "bench", {"id": submission_id, "env_id": env_id, "benched": benched})
+    store.events.publish(f"board:{env_id}", "bench", {"submission_id": submission_id, "benched": benched})
+    store.events.publish(
+        f"submission:{submission_id}", "bench", {"id": submission_id, "env_id": env_id, "benched": benched}
+    )
 
 
 def _agent(row: sa.RowMapping) -> Agent:

@@ -1,6 +1,6 @@
 """Boards of ladders, and all boards of seasons that have ended. Guarantees: a board is replaced as a whole, with the
 event that tells of it, so nobody reads half of one; it follows from the match log alone. The live boards of verified
-and self-reported scores are not here: `store.leaderboard` has them until their season ends.
+and self-reported scores are not here: `store.boards.top` has them until their season ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from harena.arena.db.models import (
     standings,
     submissions,
 )
-from harena.arena.db.store import MAX_PAGE, Filter, Sort, Store
+from harena.arena.db.records import MAX_PAGE, Filter, Sort
+from harena.arena.db.store import Store
 from harena.arena.ladder import ratings, roster
 from harena.arena.ladder.fold import Fold
 from harena.arena.seasons.finals import Finalist
@@ -117,7 +118,7 @@ class Standings:
             Sort.SCORE_DESC: standings.c.place, Sort.DATE_DESC: standings.c.at.desc(), Sort.DATE_ASC: standings.c.at,
         }[Sort(sort)]  # fmt: skip
         query = query.order_by(order, standings.c.place).limit(max(1, min(limit, MAX_PAGE))).offset(offset)
-        return self._lines(self._store.rows(query))
+        return self._lines(self._store.database.rows(query))
 
     def count(
         self,
@@ -131,13 +132,13 @@ class Standings:
     ) -> int:
         counted = sa.select(sa.func.count().label("n")).select_from(standings)
         query = self._chosen(counted, env_id, board, season_id, user, algorithm, where)
-        row = None if query is None else self._store.row(query)
+        row = None if query is None else self._store.database.row(query)
         return row["n"] if row else 0
 
     def standing(self, submission_id: str) -> Standing | None:
         """On the latest board that has it."""
         query = _STANDINGS.where(standings.c.submission_id == submission_id).order_by(standings.c.season_id.desc())
-        lines = self._lines(self._store.rows(query.limit(1)))
+        lines = self._lines(self._store.database.rows(query.limit(1)))
         return lines[0] if lines else None
 
     def spark(self, submission_ids: Collection[str]) -> dict[str, list[float]]:
@@ -156,7 +157,7 @@ class Standings:
             sa.select(agent, table.c.mu, table.c.sigma).join(every, same).where((every.c.size - every.c.at) % step == 0)
         )
         sparks: dict[str, list[float]] = {submission_id: [] for submission_id in submission_ids}
-        for row in self._store.rows(picked.order_by(agent, table.c.match_number)):
+        for row in self._store.database.rows(picked.order_by(agent, table.c.match_number)):
             sparks[row["submission_id"]].append(ratings.points(row["mu"], row["sigma"])[0])
         return sparks
 
@@ -174,7 +175,7 @@ class Standings:
             .where(matches.c.kind == MatchKind.LADDER)
         )  # fmt: skip
         results: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-        for row in self._store.rows(met):
+        for row in self._store.database.rows(met):
             results[row["submission_id"]][_came_out(row)] += 1
         most = sorted(results, key=lambda key: (-sum(results[key]), key))[:MAX_OPPONENTS]
         known = roster.agents(self._store, most)
@@ -201,7 +202,7 @@ class Standings:
             if lines:
                 connection.execute(standings.insert(), [_row(line) for line in lines])
             body = {"board": which.value, "season_id": season_id, "entries": len(lines)}
-            self._store.publish(f"board:{env_id}", "board", body)
+            self._store.events.publish(f"board:{env_id}", "board", body)
 
     def archive(self, env_id: str, season_id: int, kind: Kind, finalists: Sequence[Finalist] = ()) -> None:
         """Keeps the live board of scores as the season's, and empties it. Finalists come first, as their finals were;
@@ -236,7 +237,7 @@ class Standings:
         lines: list[Standing] = []
         rank, last = 0, None
         for score, one in sorted(scored, key=lambda pair: (-pair[0], pair[1].submission_id)):
-            of = self._store.submission(one.submission_id)
+            of = self._store.submissions.get(one.submission_id)
             if of.deleted_at is not None:
                 continue
             place = len(lines) + 1
@@ -255,7 +256,7 @@ class Standings:
         algorithm: str | None, where: Filter | None,
     ) -> sa.Select[Any] | None:  # fmt: skip
         if season_id is None:
-            season = self._store.live_season(env_id)
+            season = self._store.seasons.live(env_id)
             if season is None:
                 return None
             season_id = season.id
@@ -278,7 +279,7 @@ class Standings:
     def _lines(self, rows: Sequence[sa.RowMapping]) -> list[Standing]:
         few: dict[str, int] = {}
         for env_id in {row["env_id"] for row in rows}:
-            few[env_id] = EnvironmentSettings.parse(self._store.environment(env_id).settings).provisional_games
+            few[env_id] = EnvironmentSettings.parse(self._store.environments.get(env_id).settings).provisional_games
         return [
             Standing(**row, provisional=row["board"] is Board.LADDER and row["games"] < few[row["env_id"]])
             for row in rows

@@ -17,6 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from harena.arena.db.matches import Match
 from harena.arena.db.models import (
     Board,
     Conflict,
@@ -29,8 +30,8 @@ from harena.arena.db.models import (
     name_text,
     tournaments,
 )
-from harena.arena.db.store import MAX_PAGE, Store
-from harena.arena.ladder.log import Match
+from harena.arena.db.records import MAX_PAGE
+from harena.arena.db.store import Store
 from harena.arena.ladder.matches import Matches
 from harena.arena.ladder.standings import Standings
 from harena.errors import SpecError
@@ -98,7 +99,7 @@ class Tournaments:
     ) -> Tournament:
         """Of these submissions, or of the `top` of the ladder; the better seeded first. Without a seed, one that
         nobody can guess. Its games start with the next `advance`."""
-        season = self._store.live_season(env_id)
+        season = self._store.seasons.live(env_id)
         chosen = self._participants(env_id, participants, top)
         default = max(1, (len(chosen) - 1).bit_length())
         settings = {
@@ -119,7 +120,7 @@ class Tournaments:
             return made
 
     def get(self, tournament_id: str) -> Tournament:
-        row = self._store.row(sa.select(tournaments).where(tournaments.c.id == tournament_id))
+        row = self._store.database.row(sa.select(tournaments).where(tournaments.c.id == tournament_id))
         if row is None:
             raise NotFound(f"no tournament {tournament_id!r:.60}")
         return _tournament(row)
@@ -131,14 +132,14 @@ class Tournaments:
             query = query.where(tournaments.c.env_id == env_id)
         if season_id is not None:
             query = query.where(tournaments.c.season_id == season_id)
-        return [_tournament(row) for row in self._store.rows(query.limit(max(1, min(limit, 1000))))]
+        return [_tournament(row) for row in self._store.database.rows(query.limit(max(1, min(limit, 1000))))]
 
     def cancel(self, tournament_id: str) -> Tournament:
         """With the games that are open; what was played stays."""
         with self._store.begin():
             if self.get(tournament_id).state is not TournamentState.RUNNING:
                 raise Conflict("the tournament is over")
-            of = self._store.matches_where(tournament_id=tournament_id, state=MatchState.SCHEDULED, limit=1000)
+            of = self._store.matches.where(tournament_id=tournament_id, state=MatchState.SCHEDULED, limit=1000)
             self._matches.cancel(of, "the tournament was cancelled")
             return self._change(tournament_id, state=TournamentState.CANCELLED, finished_at=self._store.clock())
 
@@ -146,7 +147,7 @@ class Tournaments:
         """Takes results in and hands games out, in all tournaments that run. Safe to call at any time."""
         with self._lock:
             running = sa.select(tournaments).where(tournaments.c.state == TournamentState.RUNNING)
-            rows = {row["id"]: row for row in self._store.rows(running)}
+            rows = {row["id"]: row for row in self._store.database.rows(running)}
             for over in self._under_way.keys() - rows.keys():
                 del self._under_way[over]
             for tournament_id, row in rows.items():
@@ -172,7 +173,7 @@ class Tournaments:
 
     def _step(self, tournament_id: str, row: sa.RowMapping, under_way: _UnderWay) -> None:
         for match_id in under_way.outstanding:
-            match = self._store.match(match_id)
+            match = self._store.matches.get(match_id)
             if match.state is not MatchState.SCHEDULED:
                 under_way.ended(match)
         while not under_way.over and (todo := under_way.todo(AHEAD * self._matches.at_once)):
@@ -197,7 +198,7 @@ class Tournaments:
         under_way = _UnderWay(_schedule(row["env_id"], row["format"], row["settings"]))
         made: defaultdict[int, list[Match]] = defaultdict(list)
         before: int | None = None
-        while page := self._store.matches_where(tournament_id=row["id"], before=before, limit=1000):
+        while page := self._store.matches.where(tournament_id=row["id"], before=before, limit=1000):
             before = page[-1].number
             for match in page:
                 made[match.pairing or 0].insert(0, match)
@@ -205,7 +206,7 @@ class Tournaments:
         return under_way
 
     def _participants(self, env_id: str, participants: Sequence[str] | None, top: int | None) -> list[str]:
-        environment = self._store.environment(env_id)
+        environment = self._store.environments.get(env_id)
         if environment.kind is not EnvironmentKind.LADDER:
             raise SpecError(f"{env_id} has no ladder: tournaments are for games with opponents")
         if (participants is None) is (top is None):
@@ -221,7 +222,7 @@ class Tournaments:
         if len(set(chosen)) < len(chosen):
             raise SpecError("a participant is named twice")
         for submission_id in chosen:
-            submission = self._store.submission(submission_id)
+            submission = self._store.submissions.get(submission_id)
             if submission.env_id != env_id or submission.state is not State.RANKED or submission.deleted_at is not None:
                 raise SpecError(f"submission {submission_id} is not on the ladder of {env_id}")
         return chosen
@@ -235,7 +236,7 @@ class Tournaments:
 
     def _tell(self, of: Tournament) -> None:
         body = {"id": of.id, "env_id": of.env_id, "state": of.state.value}
-        self._store.publish(f"tournament:{of.id}", "tournament", body)
+        self._store.events.publish(f"tournament:{of.id}", "tournament", body)
 
 
 class _UnderWay:
@@ -344,7 +345,7 @@ def finals_of(store: Store, season_id: int, *states: TournamentState) -> Tournam
     query = sa.select(tournaments).where(
         tournaments.c.season_id == season_id, tournaments.c.finals.is_(True), tournaments.c.state.in_(states)
     )  # fmt: skip
-    row = store.row(query.order_by(tournaments.c.created_at.desc()))
+    row = store.database.row(query.order_by(tournaments.c.created_at.desc()))
     return _tournament(row) if row else None
 
 

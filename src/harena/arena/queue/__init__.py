@@ -1,3 +1,3 @@
-"""Jobs: stored (`jobs`), done by worker threads (`workers`), or waited for by a caller (`desk`)."""
+"""Jobs done by worker threads (`workers`), or waited for by a caller (`desk`). `db.jobs` stores them."""
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harena.arena.queue.jobs import Job, Queue
+from harena.arena.db.jobs import Job, Queue
 from harena.arena.queue.workers import Commit
 from harena.errors import HarenaError
 from harena.match.result import MatchResult, MatchSpec, MatchStatus

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from harena.arena.db.database import Changes, log_failure
+from harena.arena.db.jobs import LEASE_S, Job, Queue, Swept
 from harena.arena.db.models import LeaseLost, StoreError
 from harena.arena.db.store import Store
-from harena.arena.queue.jobs import LEASE_S, Job, Queue, Swept
 from harena.errors import BoxError, HarenaError, Retry
 
 LOOK_S = 0.5
@@ -136,7 +136,7 @@ class Workers:
         if self._alone:
             with self._store.begin():
                 self._follow(self._queue.release_all())
-        self._stop_listening = self._store.on_commit(self._committed)
+        self._stop_listening = self._store.database.on_commit(self._committed)
         for lane in self._lanes:
             for number in range(lane.slots):
                 name = f"harena-{lane.kinds[0]}-{number}"
@@ -361,7 +361,7 @@ class Workers:
 
     def _prune(self) -> None:
         jobs = self._queue.prune(older_than_s=KEEP_S, keep=KEEP_JOBS)
-        events = self._store.prune_events(older_than_s=KEEP_S, keep=KEEP_EVENTS)
+        events = self._store.events.prune(older_than_s=KEEP_S, keep=KEEP_EVENTS)
         if jobs or events:
             _log.info("pruned %d old jobs and %d old events", jobs, events)
 

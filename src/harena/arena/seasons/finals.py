@@ -12,12 +12,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from harena.arena.db.accounts import Season
 from harena.arena.db.database import columns
+from harena.arena.db.jobs import Queue
 from harena.arena.db.models import ACTIVE, Conflict, FinalState, Kind, board, finalists, submissions
 from harena.arena.db.records import Submission
+from harena.arena.db.seasons import Season
 from harena.arena.db.store import Store
-from harena.arena.queue.jobs import Queue
 from harena.arena.settings import EnvironmentSettings
 
 JOB = "final"
@@ -59,7 +59,7 @@ def choose(store: Store, submission: Submission, *, chosen: bool = True) -> None
         others = [one for one in of_owner(store, season_id, submission.owner_id) if one != submission.id]
         if len(others) >= most:
             raise Conflict(f"{most} finalists are chosen already: take one back first")
-        insert = store.insert(finalists).values(
+        insert = store.database.insert(finalists).values(
             season_id=season_id, submission_id=submission.id, owner_id=submission.owner_id, chosen=True,
             state=FinalState.CHOSEN, episodes=0, created_at=store.clock(),
         )  # fmt: skip
@@ -73,11 +73,11 @@ def of_owner(store: Store, season_id: int, owner_id: str) -> list[str]:
         .join(submissions, submissions.c.id == finalists.c.submission_id)
         .where(finalists.c.season_id == season_id, finalists.c.owner_id == owner_id, finalists.c.chosen, *_ENTERED)
     )
-    return [row["submission_id"] for row in store.rows(query.order_by(finalists.c.created_at))]
+    return [row["submission_id"] for row in store.database.rows(query.order_by(finalists.c.created_at))]
 
 
 def find(store: Store, submission_id: str) -> Finalist | None:
-    row = store.row(_FINALISTS.where(finalists.c.submission_id == submission_id))
+    row = store.database.row(_FINALISTS.where(finalists.c.submission_id == submission_id))
     return Finalist(**row) if row else None
 
 
@@ -108,13 +108,13 @@ def start(store: Store, queue: Queue, season: Season, *, top: int | None = None)
 
 
 def every(store: Store, season_id: int) -> list[Finalist]:
-    return [Finalist(**row) for row in store.rows(_FINALISTS.where(finalists.c.season_id == season_id))]
+    return [Finalist(**row) for row in store.database.rows(_FINALISTS.where(finalists.c.season_id == season_id))]
 
 
 def progress(store: Store, season_id: int) -> tuple[int, int] | None:
     """How many are through, and how many there are. None: the finals have not begun."""
     counted = sa.select(finalists.c.state, sa.func.count().label("n")).where(finalists.c.season_id == season_id)
-    counts = {row["state"]: row["n"] for row in store.rows(counted.group_by(finalists.c.state))}
+    counts = {row["state"]: row["n"] for row in store.database.rows(counted.group_by(finalists.c.state))}
     if not counts.keys() - {FinalState.CHOSEN}:
         return None
     return counts.get(FinalState.DONE, 0) + counts.get(FinalState.FAILED, 0), sum(counts.values())
@@ -149,24 +149,24 @@ def cancel(store: Store, queue: Queue, season_id: int) -> None:
 
 
 def _live_season(store: Store, submission: Submission) -> int:
-    season = store.live_season(submission.env_id)
+    season = store.seasons.live(submission.env_id)
     if season is None or season.id != submission.season_id:
         raise Conflict("its season has ended")
     return season.id
 
 
 def _settings(store: Store, env_id: str) -> EnvironmentSettings:
-    return EnvironmentSettings.parse(store.environment(env_id).settings)
+    return EnvironmentSettings.parse(store.environments.get(env_id).settings)
 
 
 def _begun(store: Store, season_id: int) -> bool:
     query = sa.select(finalists.c.submission_id).where(finalists.c.season_id == season_id)
-    return store.row(query.where(finalists.c.state != FinalState.CHOSEN).limit(1)) is not None
+    return store.database.row(query.where(finalists.c.state != FinalState.CHOSEN).limit(1)) is not None
 
 
 def _waiting(store: Store, season_id: int) -> int:
     active = (submissions.c.season_id == season_id) & submissions.c.state.in_(sorted(ACTIVE))
-    row = store.row(sa.select(sa.func.count().label("n")).select_from(submissions).where(active))
+    row = store.database.row(sa.select(sa.func.count().label("n")).select_from(submissions).where(active))
     return row["n"] if row else 0
 
 
@@ -177,7 +177,7 @@ def _selected(store: Store, season: Season, top: int | None) -> list[str]:
     owners = sa.select(board.c.owner_id, best).where(board.c.env_id == season.env_id, board.c.kind == Kind.VERIFIED)
     owners = owners.group_by(board.c.owner_id).order_by(best.desc(), sa.func.min(board.c.at), board.c.owner_id)
     selected: list[str] = []
-    for row in store.rows(owners if top is None else owners.limit(top)):
+    for row in store.database.rows(owners if top is None else owners.limit(top)):
         chosen = of_owner(store, season.id, row["owner_id"])[:most]
         selected += chosen or _best(store, season, row["owner_id"], most)
     return selected
@@ -191,7 +191,7 @@ def _best(store: Store, season: Season, owner_id: str, most: int) -> list[str]:
         .order_by(submissions.c.score.desc(), submissions.c.created_at, submissions.c.id)
     )
     first: dict[str, str] = {}
-    for row in store.rows(query):
+    for row in store.database.rows(query):
         if len(first) < most:
             first.setdefault(row["digest"], row["id"])
     values = [

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from harena.arena.db.accounts import Season
+from harena.arena.db.jobs import Queue
 from harena.arena.db.models import (
     ACTIVE,
     Board,
@@ -25,13 +25,13 @@ from harena.arena.db.models import (
     TournamentState,
     submissions,
 )
+from harena.arena.db.seasons import Season
 from harena.arena.db.store import Store
 from harena.arena.ladder import ratings, roster
 from harena.arena.ladder.fold import Fold
 from harena.arena.ladder.matches import Matches
 from harena.arena.ladder.standings import Standing, Standings, ladder_lines
 from harena.arena.ladder.tournaments import Tournament, Tournaments, finals_of
-from harena.arena.queue.jobs import Queue
 from harena.arena.seasons import finals
 from harena.arena.seasons.finals import Finalist
 from harena.arena.submissions import evaluate
@@ -54,14 +54,14 @@ class Seasons:
     def start(self, env_id: str, name: str) -> Season:
         """Raises Conflict while another one runs there."""
         with self._store.begin():
-            season = self._store.start_season(env_id, name)
+            season = self._store.seasons.start(env_id, name)
             self._tell(season, "started")
             return season
 
     def freeze(self, season_id: int, frozen: bool = True) -> Season:
         """Takes no new submissions; matches go on."""
         with self._store.begin():
-            season = self._store.freeze_season(season_id, frozen=frozen)
+            season = self._store.seasons.freeze(season_id, frozen=frozen)
             self._tell(season, "frozen" if frozen else "open")
             return season
 
@@ -82,9 +82,9 @@ class Seasons:
         """The finals of a verified environment: queues the finalists of every owner, or of the `top` owners."""
         with self._store.begin():
             season = self._frozen(season_id)
-            if self._store.environment(season.env_id).kind is not EnvironmentKind.VERIFIED:
+            if self._store.environments.get(season.env_id).kind is not EnvironmentKind.VERIFIED:
                 raise Conflict(f"{season.env_id} is not verified: its finals are not evaluations")
-            if self._store.final_secret(season_id) is None:
+            if self._store.seasons.final_secret(season_id) is None:
                 raise Conflict("the season has no second secret")
             started = finals.start(self._store, self._queue, season, top=top)
             self._tell(season, "finals")
@@ -94,38 +94,38 @@ class Seasons:
         """Keeps the boards, empties the live ones and reveals the secrets. A verified season with scores ends after its
         finals, unless the host wants none: then the public board stands."""
         with self._store.begin():
-            season = self._store.season(season_id)
+            season = self._store.seasons.get(season_id)
             if season.ended_at is not None:
                 raise Conflict(ENDED)
             if finals_of(self._store, season_id, TournamentState.RUNNING) is not None:
                 raise Conflict("the finals are being played: wait for them, or cancel them")
             decided = self._decided(season, without_finals)
             self._call_off(season)
-            if self._store.environment(season.env_id).kind is EnvironmentKind.LADDER:
+            if self._store.environments.get(season.env_id).kind is EnvironmentKind.LADDER:
                 self._settle_ladder(season)
             for kind in Kind:
                 self._standings.archive(season.env_id, season_id, kind, decided if kind is Kind.VERIFIED else ())
-            ended = self._store.end_season(season_id)
+            ended = self._store.seasons.end(season_id)
             self._tell(ended, "ended")
             return ended
 
     def reveal(self, season_id: int) -> bytes | None:
         """The secret that the hidden seeds came from: None before the end."""
-        return self._store.revealed_secret(season_id)
+        return self._store.seasons.revealed_secret(season_id)
 
     def commitment(self, season_id: int) -> str:
         """To the secret, from the start on: shows in the end that it was not changed."""
-        return evaluate.commitment(self._store.season_secret(season_id))
+        return evaluate.commitment(self._store.seasons.secret(season_id))
 
     def final_commitment(self, season_id: int) -> str | None:
         """To the second secret, as `commitment`."""
-        secret = self._store.final_secret(season_id)
+        secret = self._store.seasons.final_secret(season_id)
         return None if secret is None else evaluate.commitment(secret)
 
     # ---- parts ----
 
     def _frozen(self, season_id: int) -> Season:
-        season = self._store.season(season_id)
+        season = self._store.seasons.get(season_id)
         if season.ended_at is not None:
             raise Conflict(ENDED)
         if not season.frozen:
@@ -134,14 +134,14 @@ class Seasons:
 
     def _decided(self, season: Season, without_finals: bool) -> Sequence[Finalist]:
         """The results of a verified season's finals; none where there is nothing to decide, or the host wants none."""
-        if self._store.environment(season.env_id).kind is not EnvironmentKind.VERIFIED:
+        if self._store.environments.get(season.env_id).kind is not EnvironmentKind.VERIFIED:
             return ()
         if without_finals:
             finals.cancel(self._store, self._queue, season.id)
             return ()
         through = finals.progress(self._store, season.id)
         if through is None:
-            if self._store.board_size(season.env_id):
+            if self._store.boards.size(season.env_id):
                 raise Conflict("its finals have not been played: freeze it and start them, or end it without finals")
             return ()
         done, total = through
@@ -154,16 +154,16 @@ class Seasons:
         for one in self._tournaments.list(season_id=season.id, limit=1000):
             if one.state is TournamentState.RUNNING:
                 self._tournaments.cancel(one.id)
-        while still_open := self._store.matches_where(season_id=season.id, state=MatchState.SCHEDULED, limit=1000):
+        while still_open := self._store.matches.where(season_id=season.id, state=MatchState.SCHEDULED, limit=1000):
             self._matches.cancel(still_open, ENDED)
         active = sa.select(submissions.c.id, submissions.c.job_id).where(
             submissions.c.season_id == season.id, submissions.c.state.in_(sorted(ACTIVE))
         )  # fmt: skip
-        for row in self._store.rows(active):
+        for row in self._store.database.rows(active):
             if row["job_id"] is not None:
                 self._queue.cancel(row["job_id"], reason=ENDED)
-            self._store.move(row["id"], Event.CANCEL, reason=f"{ENDED}: submit it again in the next one")
-            self._store.refund(row["id"])
+            self._store.submissions.move(row["id"], Event.CANCEL, reason=f"{ENDED}: submit it again in the next one")
+            self._store.quotas.refund(row["id"])
 
     def _settle_ladder(self, season: Season) -> None:
         fold = Fold(self._store, season.env_id, season.id)
@@ -174,7 +174,7 @@ class Seasons:
 
     def _tell(self, season: Season, what: str) -> None:
         body = {"season_id": season.id, "name": season.name, "what": what}
-        self._store.publish(f"board:{season.env_id}", "season", body)
+        self._store.events.publish(f"board:{season.env_id}", "season", body)
 
 
 def final_lines(fold: Fold, agents: Sequence[roster.Agent], finals: Tournament | None) -> list[Standing]:

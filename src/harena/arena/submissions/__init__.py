@@ -1,7 +1,7 @@
 """Submissions: taken in, evaluated on hidden episodes, ranked, and checked again.
 
 `service` is the way in; `intake` and `package` read what was sent, `script` and `evaluate` play it, `draws` keeps each
-result, `board` ranks it, `verify` does it again.
+result, `verify` does it again.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def conditions(settings: EnvironmentSettings) -> str:
 
 
 def find(store: Store, season_id: int, code: str, conditions: str) -> Draw | None:
-    row = store.row(
+    row = store.database.row(
         _DRAWS.where(draws.c.season_id == season_id, draws.c.code == code, draws.c.conditions == conditions)
     )
     return Draw(**row) if row else None
@@ -57,7 +57,7 @@ def keep(store: Store, draw: Draw) -> Draw:
     """The one that is kept: this one, or the one that was there before it."""
     values = {field: getattr(draw, field) for field in Draw.__dataclass_fields__}
     with store.begin() as connection:
-        insert = store.insert(draws).values(values | {"created_at": store.clock()})
+        insert = store.database.insert(draws).values(values | {"created_at": store.clock()})
         connection.execute(insert.on_conflict_do_nothing(index_elements=["season_id", "code", "conditions"]))
         return find(store, draw.season_id, draw.code, draw.conditions) or draw
 
@@ -71,7 +71,7 @@ def tries(store: Store, season_id: int, owners: Collection[str]) -> dict[str, in
         .where(submissions.c.kind == Kind.VERIFIED, sa.or_(submissions.c.score.is_not(None), drawn))
         .group_by(submissions.c.owner_id)
     )
-    return {row["owner_id"]: row["n"] for row in store.rows(query)}
+    return {row["owner_id"]: row["n"] for row in store.database.rows(query)}
 
 
 def discounted(score: float, low: float | None, high: float | None, tries: int) -> float | None:
@@ -88,12 +88,12 @@ def discounted(score: float, low: float | None, high: float | None, tries: int) 
 def keep_practice(store: Store, submission_id: str, report: dict[str, Any]) -> None:
     values = {"report": report, "created_at": store.clock()}
     with store.begin() as connection:
-        insert = store.insert(practices).values(submission_id=submission_id, **values)
+        insert = store.database.insert(practices).values(submission_id=submission_id, **values)
         connection.execute(insert.on_conflict_do_update(index_elements=["submission_id"], set_=values))
 
 
 def practice(store: Store, submission_id: str) -> dict[str, Any] | None:
-    row = store.row(sa.select(practices.c.report).where(practices.c.submission_id == submission_id))
+    row = store.database.row(sa.select(practices.c.report).where(practices.c.submission_id == submission_id))
     return row["report"] if row else None
 
 

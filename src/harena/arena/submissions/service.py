@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harena.arena.db.accounts import Environment
+from harena.arena.db.environments import Environment
 from harena.arena.db.files import FileMissing, FileStore
+from harena.arena.db.jobs import Job, Place, Queue, share_of
 from harena.arena.db.models import (
     ACTIVE,
     Busy,
@@ -30,9 +31,9 @@ from harena.arena.db.models import (
     State,
     transition,
 )
-from harena.arena.db.store import Outcome, Store, Submission
+from harena.arena.db.records import Outcome, Submission
+from harena.arena.db.store import Store
 from harena.arena.ladder import roster
-from harena.arena.queue.jobs import Job, Place, Queue, share_of
 from harena.arena.queue.workers import Commit, Handler, TryAgain
 from harena.arena.seasons import finals
 from harena.arena.settings import EnvironmentSettings, Settings
@@ -133,7 +134,7 @@ class Submissions:
         environment = self._open_environment(env_id)
         share = share_of(owner, address=address if anonymous else None, client_id=client_id)
         self._check_room(share[0])
-        self._store.check_quota(owner, self._settings.quota)
+        self._store.quotas.check(owner, self._settings.quota)
         taken = intake.take_in(uploads, main_file=main_file, limits=self._settings.archive_limits)
         code = _fitting(taken, environment.kind)
         kind = Kind.VERIFIED if isinstance(code, AgentCode) else Kind.SELF_REPORTED
@@ -145,15 +146,15 @@ class Submissions:
                     raise Conflict(f"{env_id} was changed just now: try again")
                 self._check_room(share[0])
                 self._check_agents(environment, owner, algorithm)
-                made = self._store.submit(
+                made = self._store.submissions.add(
                     owner, env_id, algorithm=algorithm, digest=digest, main_file=_main_file(code), client_id=client_id,
                     anonymous=anonymous, kind=kind, warnings=taken.warnings, quota=self._settings.quota,
                 )  # fmt: skip
-                self._store.check(made.id, kind)
-                self._store.move(made.id, Event.QUEUE)
+                self._store.submissions.check(made.id, kind)
+                self._store.submissions.move(made.id, Event.QUEUE)
                 queued = self._enqueue(made.id, environment.kind, kind, share)
         except BaseException:
-            if not self._store.code_is_used(digest):
+            if not self._store.submissions.code_is_used(digest):
                 self._files.delete(digest)
             raise
         if not self._files.has(digest):  # somebody else handed in the same, was refused and cleaned up
@@ -161,7 +162,7 @@ class Submissions:
         return queued
 
     def _open_environment(self, env_id: str) -> Environment:
-        environment, season = self._store.environment(env_id), self._store.live_season(env_id)
+        environment, season = self._store.environments.get(env_id), self._store.seasons.live(env_id)
         if not environment.enabled:
             raise Conflict(f"{env_id} takes no submissions now: its host has switched it off")
         if season is None:
@@ -198,10 +199,10 @@ class Submissions:
         job = "script" if kind is Kind.SELF_REPORTED else "enter" if environment is _LADDER else "evaluate"
         job_id = self._queue.enqueue(job, {"submission_id": submission_id}, share=share[0], part=share[1])
         self._tell_queue()
-        return self._store.set_job(submission_id, job_id)
+        return self._store.submissions.set_job(submission_id, job_id)
 
     def _tell_queue(self) -> None:
-        self._store.publish("queue", "queue", {"waiting": self._queue.waiting(JOBS)})
+        self._store.events.publish("queue", "queue", {"waiting": self._queue.waiting(JOBS)})
 
     # ---- what can be done with one ----
 
@@ -213,7 +214,7 @@ class Submissions:
                 raise Conflict(f"the submission is {before.state}: there is nothing to cancel")
             if before.job_id is not None:
                 self._queue.cancel(before.job_id)
-            cancelled = self._store.move(submission_id, Event.CANCEL, reason="it was cancelled")
+            cancelled = self._store.submissions.move(submission_id, Event.CANCEL, reason="it was cancelled")
             self._tell_queue()
             return cancelled
 
@@ -222,7 +223,7 @@ class Submissions:
         with self._store.begin():
             if self._there(submission_id).state in ACTIVE:
                 self.cancel(submission_id)
-            return self._store.delete(submission_id)
+            return self._store.submissions.delete(submission_id)
 
     def reevaluate(self, submission_id: str) -> Submission:
         """Queued again, and counted as a submission is. Its old score stands until there is a new one."""
@@ -231,28 +232,28 @@ class Submissions:
             if before.state in ACTIVE:
                 raise Conflict(f"the submission is {before.state}: it is evaluated already, or will be")
             self._check_season(before)
-            environment = self._store.environment(before.env_id)
+            environment = self._store.environments.get(before.env_id)
             if environment.kind is _LADDER and before.kind is Kind.SELF_REPORTED:
                 raise Conflict(f"{before.env_id} is a ladder now: {WHAT_AN_AGENT_IS}")
             share = self._share(before)
             self._check_room(share[0])
             self._check_agents(environment, before.owner, before.algorithm)
             transition(before.state, Event.REEVALUATE)
-            self._store.charge_again(submission_id, self._settings.quota)
-            if self._store.move(submission_id, Event.REEVALUATE).state is State.RECEIVED:
-                self._store.check(submission_id, before.kind)
-                self._store.move(submission_id, Event.QUEUE)
+            self._store.submissions.charge_again(submission_id, self._settings.quota)
+            if self._store.submissions.move(submission_id, Event.REEVALUATE).state is State.RECEIVED:
+                self._store.submissions.check(submission_id, before.kind)
+                self._store.submissions.move(submission_id, Event.QUEUE)
             return self._enqueue(submission_id, environment.kind, before.kind, share)
 
     def _check_season(self, submission: Submission) -> None:
-        season = self._store.live_season(submission.env_id)
+        season = self._store.seasons.live(submission.env_id)
         if season is None or season.id != submission.season_id:
             raise Conflict("its season has ended: submit it again")
         if season.frozen and submission.state is State.RANKED:
             raise Conflict(f"the season {season.name!r:.80} is frozen: what is on its board stands")
 
     def _there(self, submission_id: str) -> Submission:
-        found = self._store.submission(submission_id)
+        found = self._store.submissions.get(submission_id)
         if found.deleted_at is not None:
             raise NotFound(f"the submission {submission_id} was deleted")
         return found
@@ -332,7 +333,7 @@ class Submissions:
         if known is not None:
             return known
         done = evaluate.evaluate(
-            code, submission.env_id, secret=self._store.season_secret(season_id), table=self._table(),
+            code, submission.env_id, secret=self._store.seasons.secret(season_id), table=self._table(),
             episodes=settings.episodes, clock=settings.clock, memory_mb=settings.memory_mb,
             processes=settings.processes, name=submission.id, cancelled=cancelled,
         )  # fmt: skip
@@ -345,10 +346,10 @@ class Submissions:
 
     def final(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
         """A finalist on the episodes of the season's second secret."""
-        submission = self._store.submission(job.payload["submission_id"])
+        submission = self._store.submissions.get(job.payload["submission_id"])
         season_id = _season_id(submission)
-        secret = self._store.final_secret(season_id)
-        if self._store.season(season_id).ended_at is not None or secret is None:
+        secret = self._store.seasons.final_secret(season_id)
+        if self._store.seasons.get(season_id).ended_at is not None or secret is None:
             return _nothing
         code, settings = self._agent(submission), self._play_settings(submission)
         episodes = settings.final_episodes
@@ -423,7 +424,7 @@ class Submissions:
             return self._fails(submission, "\n".join(seen.errors), fault, log_digest, wall_s)
 
         def commit() -> None:
-            self._store.enter(submission.id, log_digest=log_digest, warnings=seen.warnings)
+            self._store.submissions.enter(submission.id, log_digest=log_digest, warnings=seen.warnings)
             self._ended(submission, "ranked", wall_s=wall_s)
 
         return commit
@@ -433,18 +434,18 @@ class Submissions:
         if job.kind == finals.JOB:
             finals.give_up(self._store, job.payload["season_id"], job.payload["submission_id"], job.id)
         if job.kind in JOBS:
-            submission = self._store.submission(job.payload["submission_id"])
+            submission = self._store.submissions.get(job.payload["submission_id"])
             if submission.state in ACTIVE and submission.job_id == job.id:
                 _log.error("submission %s failed by the platform's fault: %s", submission.id, job.reason)
-                self._store.fail(submission.id, GIVEN_UP.format(job.id), platform=True)
+                self._store.submissions.fail(submission.id, GIVEN_UP.format(job.id), platform=True)
                 self._ended(submission, "failed", fault="platform")
 
     def requeued(self, job: Job) -> None:
         """Another worker will take it. Inside the transaction that gave it back."""
         if job.kind in JOBS:
-            submission = self._store.submission(job.payload["submission_id"])
+            submission = self._store.submissions.get(job.payload["submission_id"])
             if submission.state is State.RUNNING and submission.job_id == job.id:
-                self._store.move(submission.id, Event.RELEASE, reason="it will be tried again")
+                self._store.submissions.move(submission.id, Event.RELEASE, reason="it will be tried again")
 
     # ---- parts of a job ----
 
@@ -452,31 +453,31 @@ class Submissions:
         submission = self._begin(job)
         if submission is None:
             return _nothing
-        if self._store.season(_season_id(submission)).ended_at is not None:
+        if self._store.seasons.get(_season_id(submission)).ended_at is not None:
             late = "the season ended before it was evaluated, and your quota was given back: submit it again"
-            return lambda: self._store.fail(submission.id, late, platform=True)
+            return lambda: self._store.submissions.fail(submission.id, late, platform=True)
         return work(submission)
 
     def _begin(self, job: Job) -> Submission | None:
         """Running. None: nothing is to be done any more."""
         with self._store.begin():
             self._queue.heartbeat(job)  # raises LeaseLost: whoever has the job decides
-            found = self._store.submission(job.payload["submission_id"])
+            found = self._store.submissions.get(job.payload["submission_id"])
             if found.job_id != job.id or found.deleted_at is not None:
                 return None
             if found.state is State.FAILED:  # somebody has revived its job
-                self._store.move(found.id, Event.REEVALUATE)
-                self._store.check(found.id, found.kind)
-                found = self._store.move(found.id, Event.QUEUE)
+                self._store.submissions.move(found.id, Event.REEVALUATE)
+                self._store.submissions.check(found.id, found.kind)
+                found = self._store.submissions.move(found.id, Event.QUEUE)
             if found.state is State.QUEUED:
-                found = self._store.move(found.id, Event.START)
+                found = self._store.submissions.move(found.id, Event.START)
             if found.state is not State.RUNNING:
                 return None
         self._observe(Evaluated(step="started", env_id=found.env_id, kind=found.kind))
         return found
 
     def _play_settings(self, submission: Submission) -> EnvironmentSettings:
-        return EnvironmentSettings.parse(self._store.environment(submission.env_id).settings)
+        return EnvironmentSettings.parse(self._store.environments.get(submission.env_id).settings)
 
     def _code(self, submission: Submission) -> AgentCode | ScriptCode:
         try:
@@ -506,7 +507,7 @@ class Submissions:
         warnings: Sequence[str] = (),
     ) -> Commit:  # fmt: skip
         def commit() -> None:
-            self._store.rank(submission.id, outcome, log_digest=log_digest, warnings=warnings)
+            self._store.submissions.rank(submission.id, outcome, log_digest=log_digest, warnings=warnings)
             self._ended(submission, "ranked", wall_s=wall_s)
 
         return commit
@@ -515,7 +516,7 @@ class Submissions:
         self, submission: Submission, reason: str, fault: str, log_digest: str | None, wall_s: float
     ) -> Commit:  # fmt: skip
         def commit() -> None:
-            self._store.fail(submission.id, reason, platform=False, log_digest=log_digest)
+            self._store.submissions.fail(submission.id, reason, platform=False, log_digest=log_digest)
             self._ended(submission, "failed", fault=fault, wall_s=wall_s)
 
         return commit

@@ -14,9 +14,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from harena.arena.db.files import FileStore
+from harena.arena.db.matches import Match
 from harena.arena.db.models import EnvironmentKind, Kind, MatchState, State, evaluations, matches, submissions
-from harena.arena.db.store import Evaluation, Store, Submission
-from harena.arena.ladder.log import Match
+from harena.arena.db.records import Evaluation, Submission
+from harena.arena.db.store import Store
 from harena.arena.ladder.matches import play_spec
 from harena.arena.seasons import finals
 from harena.arena.seasons.finals import Finalist
@@ -68,7 +69,7 @@ class Verifier:
 
     def verify_match(self, match_id: str, *, replay: bool = False) -> list[Finding]:
         """With `replay` the agents also play it again, on the same seed."""
-        match = self._store.match(match_id)
+        match = self._store.matches.get(match_id)
         if match.state not in (MatchState.FINISHED, MatchState.TIMEOUT) or match.replay_digest is None:
             return [_of_match(match, Verdict.UNCHECKED, f"the match is {match.state} and has no replay")]
         try:
@@ -81,12 +82,12 @@ class Verifier:
         return found
 
     def verify_submission(self, submission_id: str) -> list[Finding]:
-        submission = self._store.submission(submission_id)
-        if self._store.environment(submission.env_id).kind is EnvironmentKind.LADDER:
+        submission = self._store.submissions.get(submission_id)
+        if self._store.environments.get(submission.env_id).kind is EnvironmentKind.LADDER:
             return self._verify_agent(submission)
         if submission.kind is Kind.SELF_REPORTED:
             return [_of(submission, Verdict.UNCHECKED, "a self-reported score: it is the script's own word")]
-        every = self._store.evaluations_of(submission_id)
+        every = self._store.submissions.evaluations(submission_id)
         if not every or submission.season_id is None:
             return [_of(submission, Verdict.UNCHECKED, "it was never evaluated")]
         found = [self._evaluate_again(submission, every[-1])]
@@ -112,11 +113,11 @@ class Verifier:
     # ---- parts ----
 
     def _some(self, ids: sa.Select[tuple[str]], most: int) -> list[str]:
-        rows = self._store.rows(ids.order_by(sa.func.random()).limit(max(0, most)))
+        rows = self._store.database.rows(ids.order_by(sa.func.random()).limit(max(0, most)))
         return [row["id"] for row in rows]
 
     def _verify_agent(self, submission: Submission) -> list[Finding]:
-        played = self._store.matches_where(
+        played = self._store.matches.where(
             submission_id=submission.id, state=MatchState.FINISHED, limit=MATCHES_OF_AGENT
         )  # fmt: skip
         if not played:
@@ -144,9 +145,9 @@ class Verifier:
         code = self._submissions.code(submission)
         if not isinstance(code, AgentCode):
             return _of(submission, Verdict.DIFFERS, "the stored code is a script, and scripts are never verified")
-        settings = EnvironmentSettings.parse(self._store.environment(submission.env_id).settings)
+        settings = EnvironmentSettings.parse(self._store.environments.get(submission.env_id).settings)
         again = evaluate.evaluate(
-            code, submission.env_id, secret=self._store.season_secret(submission.season_id or 0), table=self._table(),
+            code, submission.env_id, secret=self._store.seasons.secret(submission.season_id or 0), table=self._table(),
             episodes=stored.episodes, clock=settings.clock, memory_mb=settings.memory_mb,
             processes=settings.processes, name=submission.id,
         )  # fmt: skip
@@ -159,13 +160,13 @@ class Verifier:
     def _final_again(self, submission: Submission, stored: Finalist) -> Finding:
         """In its season's finals."""
         code = self._submissions.code(submission)
-        secret = self._store.final_secret(stored.season_id)
+        secret = self._store.seasons.final_secret(stored.season_id)
         metrics = stored.metrics or {}
         if secret is None or not isinstance(code, AgentCode):
             return _of(submission, Verdict.DIFFERS, "the stored final result has no second secret, or is a script's")
         if stored.score not in _scores_of(metrics.get("returns") or [math.nan]):
             return _of(submission, Verdict.DIFFERS, "the stored final score is not the mean of its returns")
-        settings = EnvironmentSettings.parse(self._store.environment(submission.env_id).settings)
+        settings = EnvironmentSettings.parse(self._store.environments.get(submission.env_id).settings)
         again = evaluate.evaluate(
             code, submission.env_id, secret=secret, table=self._table(), episodes=stored.episodes,
             clock=settings.final_clock, memory_mb=settings.memory_mb, processes=settings.processes, name=submission.id,
@@ -185,7 +186,7 @@ class Verifier:
         recorded: list[dict[str, Any]] = stored.metrics.get("replays") or []
         if {one["episode"]: tuple(one["roles"]) for one in recorded} != evaluate.picks(returns):
             return "the recorded episodes are not the first, the best and the worst of the stored returns"
-        secret = self._store.season_secret(submission.season_id or 0)
+        secret = self._store.seasons.secret(submission.season_id or 0)
         hidden = evaluate.seeds(secret, stored.metrics["environment"], stored.episodes)
         for one in recorded:
             episode: int = one["episode"]

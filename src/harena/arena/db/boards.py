@@ -10,17 +10,27 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from harena.arena.db.database import columns
+from harena.arena.db.database import Database, columns
+from harena.arena.db.events import EventRepository
 from harena.arena.db.models import Kind, board, named, owners, submissions
+from harena.arena.db.owners import OwnerRepository
 from harena.arena.db.records import Entry, Filter, Sort, Submission, page
-from harena.arena.ladder.log import Ladder
+from harena.arena.db.seasons import SeasonRepository
 
 CROWD = 7000
 """Where sorting what a filter leaves of a million entries takes as long as looking for the first 50 in order."""
 
 
-class Boards(Ladder):
-    def leaderboard(
+class BoardRepository:
+    def __init__(
+        self, database: Database, owners: OwnerRepository, seasons: SeasonRepository, events: EventRepository
+    ) -> None:
+        self._database = database
+        self._owners = owners
+        self._seasons = seasons
+        self._events = events
+
+    def top(
         self, env_id: str, *, kind: Kind = Kind.VERIFIED, where: Filter | None = None,
         sort: Sort = Sort.SCORE_DESC, limit: int = 50, offset: int = 0,
     ) -> list[Entry]:  # fmt: skip
@@ -28,25 +38,40 @@ class Boards(Ladder):
         where = where or Filter()
         crowded = self._crowded(env_id, kind, where, sort)
         query = board_query(env_id, kind, where, sort, crowded=crowded).limit(page(limit)).offset(offset)
-        return [Entry(**row) for row in self.rows(query)]
+        return [Entry(**row) for row in self._database.rows(query)]
 
-    def board_size(self, env_id: str, *, kind: Kind = Kind.VERIFIED, where: Filter | None = None) -> int:
+    def size(self, env_id: str, *, kind: Kind = Kind.VERIFIED, where: Filter | None = None) -> int:
         """Entries that `leaderboard` would give without a limit."""
         entries = board_query(env_id, kind, where or Filter(), Sort.SCORE_DESC).order_by(None)
-        row = self.row(entries.with_only_columns(sa.func.count().label("n"), maintain_column_froms=True))
+        row = self._database.row(entries.with_only_columns(sa.func.count().label("n"), maintain_column_froms=True))
         return row["n"] if row else 0
 
-    def clear_board(self, env_id: str) -> None:
+    def clear(self, env_id: str) -> None:
         """For a new season. The submissions keep their scores."""
-        with self.begin() as connection:
+        with self._database.begin() as connection:
             connection.execute(board.delete().where(board.c.env_id == env_id))
-            self.publish(f"board:{env_id}", "board", {"score": None})
+            self._events.publish(f"board:{env_id}", "board", {"score": None})
+
+    def refresh(self, of: Submission) -> None:
+        """From the submissions, whatever was there before. Called inside `begin()`."""
+        live = self._seasons.live(of.env_id)
+        if of.season_id != (live.id if live else None):
+            return  # its season's board is history
+        place = {"env_id": of.env_id, "kind": of.kind, "owner_id": of.owner_id, "algorithm": of.algorithm}
+        self._owners.lock(of.owner_id)
+        best = self._database.row(
+            _BEST, {f"of_{name}": value for name, value in place.items()} | {"of_season": of.season_id}
+        )
+        with self._database.begin() as connection:
+            if best is None:
+                connection.execute(board.delete().where(*(board.c[name] == value for name, value in place.items())))
+            else:
+                insert = self._database.insert(board).values(**place, **best)
+                connection.execute(insert.on_conflict_do_update(index_elements=list(place), set_=dict(best)))
+            body = {"kind": of.kind.value, "owner": of.owner, "algorithm": of.algorithm}
+            self._events.publish(f"board:{of.env_id}", "board", body | {"score": best["score"] if best else None})
 
     # ---- parts ----
-
-    def _lock_owner(self, owner_id: str) -> None:
-        """One change at a time for each owner, so that quota, version and best entry are counted right."""
-        self.row(sa.select(owners.c.id).where(owners.c.id == owner_id).with_for_update())
 
     def _crowded(self, env_id: str, kind: Kind, where: Filter, sort: Sort) -> bool:
         """Whether the range that the board is not sorted by leaves many entries."""
@@ -55,25 +80,8 @@ class Boards(Ladder):
         if not range_ or where.user is not None:
             return False
         some = sa.select(board.c.at).where(board.c.env_id == env_id, board.c.kind == Kind(kind), *range_)
-        row = self.row(sa.select(sa.func.count().label("n")).select_from(some.limit(CROWD).subquery()))
+        row = self._database.row(sa.select(sa.func.count().label("n")).select_from(some.limit(CROWD).subquery()))
         return row is not None and row["n"] >= CROWD
-
-    def _refresh_board(self, of: Submission) -> None:
-        """From the submissions, whatever was there before. Called inside `begin()`."""
-        live = self.live_season(of.env_id)
-        if of.season_id != (live.id if live else None):
-            return  # its season's board is history
-        place = {"env_id": of.env_id, "kind": of.kind, "owner_id": of.owner_id, "algorithm": of.algorithm}
-        self._lock_owner(of.owner_id)
-        best = self.row(_BEST, {f"of_{name}": value for name, value in place.items()} | {"of_season": of.season_id})
-        with self.begin() as connection:
-            if best is None:
-                connection.execute(board.delete().where(*(board.c[name] == value for name, value in place.items())))
-            else:
-                insert = self.insert(board).values(**place, **best)
-                connection.execute(insert.on_conflict_do_update(index_elements=list(place), set_=dict(best)))
-            body = {"kind": of.kind.value, "owner": of.owner, "algorithm": of.algorithm}
-            self.publish(f"board:{of.env_id}", "board", body | {"score": best["score"] if best else None})
 
 
 _BEST = (

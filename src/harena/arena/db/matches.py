@@ -1,14 +1,13 @@
-"""The match log and the ratings that follow from it.
+"""The match log.
 
-Guarantees: matches are numbered in the order in which they were created, and read in that order; a match ends once; a
-rated match that finished moves each rating once, and a void, cancelled or unrated one none. Does not compute ratings.
+Guarantees: matches are numbered in the order in which they were created, and read in that order; a match ends once.
 """
 
 from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from harena.arena.db import models
-from harena.arena.db.accounts import Accounts
-from harena.arena.db.database import columns
+from harena.arena.db.database import Database, columns
+from harena.arena.db.environments import EnvironmentRepository
 from harena.arena.db.models import (
     Conflict,
     MatchKind,
@@ -27,11 +26,11 @@ from harena.arena.db.models import (
     environments,
     matches,
     name_text,
-    ratings,
     reason_text,
     seats,
     submissions,
 )
+from harena.arena.db.seasons import SeasonRepository
 from harena.errors import SpecError
 
 MAX_SEED = (1 << 64) - 1
@@ -92,7 +91,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class RatedResult:
     """A match as far as it matters for ratings."""
 
     number: int
@@ -104,17 +103,13 @@ class Result:
     scores: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rating:
-    match_number: int
-    submission_id: str
-    mu: float
-    sigma: float
-    created_at: float
+class MatchRepository:
+    def __init__(self, database: Database, environments: EnvironmentRepository, seasons: SeasonRepository) -> None:
+        self._database = database
+        self._environments = environments
+        self._seasons = seasons
 
-
-class Ladder(Accounts):
-    def create_match(
+    def create(
         self,
         env_id: str,
         participants: Sequence[str],
@@ -134,12 +129,12 @@ class Ladder(Accounts):
         values = {
             "id": match_id, "env_id": env_id, "season_id": season_id, "seed": str(seed), "kind": MatchKind(kind),
             "rated": kind is MatchKind.LADDER, "tournament_id": tournament_id, "pairing": pairing,
-            "state": MatchState.SCHEDULED, "reason": "", "created_at": self.clock(),
+            "state": MatchState.SCHEDULED, "reason": "", "created_at": self._database.clock(),
         }  # fmt: skip
-        with self.begin() as connection:
+        with self._database.begin() as connection:
             self._lock_environment(env_id)
             if season_id is not None:
-                self.season(season_id)
+                self._seasons.get(season_id)
             self._check_participants(env_id, participants)
             number = connection.scalar(matches.insert().values(values).returning(matches.c.number))
             rows = [
@@ -147,9 +142,9 @@ class Ladder(Accounts):
                 for seat, submission_id in enumerate(participants)
             ]
             connection.execute(seats.insert(), rows)
-            return self.match(match_id)
+            return self.get(match_id)
 
-    def finish_match(
+    def finish(
         self,
         match_id: str,
         state: MatchState,
@@ -162,13 +157,13 @@ class Ladder(Accounts):
         wall_s: float | None = None,
     ) -> Match:
         """Once: a second call raises Conflict. `seats` in their order; none when there is no result."""
-        with self.begin() as connection:
-            found = self.match(match_id)
+        with self._database.begin() as connection:
+            found = self.get(match_id)
             _check_result(found, MatchState(state), seats, winner)
             values = {
                 "state": MatchState(state), "winner": winner, "reason": reason_text(reason),
                 "replay_digest": None if replay_digest is None else digest_text(replay_digest),
-                "steps": steps, "wall_s": wall_s, "finished_at": self.clock(),
+                "steps": steps, "wall_s": wall_s, "finished_at": self._database.clock(),
             }  # fmt: skip
             open_ = (matches.c.id == match_id) & (matches.c.state == MatchState.SCHEDULED)
             if connection.execute(matches.update().where(open_).values(values)).rowcount != 1:
@@ -179,21 +174,21 @@ class Ladder(Accounts):
                     score=seat.score, status=seat.status, reason=reason_text(seat.reason), cpu_s=seat.cpu_s,
                     log_digest=None if seat.log_digest is None else digest_text(seat.log_digest),
                 ))  # fmt: skip
-            return self.match(match_id)
+            return self.get(match_id)
 
-    def match(self, match_id: str) -> Match:
-        found = self._matches(matches.c.id == match_id)
+    def get(self, match_id: str) -> Match:
+        found = self.select(matches.c.id == match_id)
         if not found:
             raise NotFound(f"no match {match_id!r:.60}")
         return found[0]
 
-    def matches_of(self, submission_id: str, *, limit: int = 50) -> list[Match]:
+    def of(self, submission_id: str, *, limit: int = 50) -> list[Match]:
         """Newest first."""
         of = sa.select(seats.c.match_number).where(seats.c.submission_id == submission_id).distinct()
         newest = of.order_by(seats.c.match_number.desc()).limit(limit)
-        return self._matches(matches.c.number.in_(newest))[::-1]
+        return self.select(matches.c.number.in_(newest))[::-1]
 
-    def matches_where(
+    def where(
         self,
         *,
         env_id: str | None = None,
@@ -217,14 +212,14 @@ class Ladder(Accounts):
         if before is not None:
             which = which.where(matches.c.number < before)
         newest = which.order_by(matches.c.number.desc()).limit(max(1, min(limit, MAX_MATCHES)))
-        return self._matches(matches.c.number.in_(newest))[::-1]
+        return self.select(matches.c.number.in_(newest))[::-1]
 
-    def open_matches(self, *, env_id: str | None = None) -> list[Match]:
+    def open(self, *, env_id: str | None = None) -> list[Match]:
         """Those that have no result yet, oldest first."""
         # Every one by name, because the index starts with it.
         somewhere = matches.c.env_id.in_(sa.select(environments.c.env_id))
         where = somewhere if env_id is None else matches.c.env_id == env_id
-        return self._matches(where & (matches.c.state == MatchState.SCHEDULED))
+        return self.select(where & (matches.c.state == MatchState.SCHEDULED))
 
     def open_challenges(self, owner_id: str) -> int:
         """Challenge games that this owner has asked for and that have no result yet."""
@@ -236,133 +231,55 @@ class Ladder(Accounts):
             .where(matches.c.state == MatchState.SCHEDULED, matches.c.kind == MatchKind.CHALLENGE)
             .where(submissions.c.owner_id == owner_id)
         )
-        row = self.row(query)
+        row = self._database.row(query)
         return row["n"] if row else 0
 
-    def match_log(
+    def log(
         self, env_id: str, *, season_id: int | None = None, after: int = 0, limit: int = 1000
     ) -> list[Match]:  # fmt: skip
         """Rated matches with a result, in order of creation, up to the first one that is still open: a fold over them
         gives the same ratings whenever it is taken up again. With a season: its own only."""
         which = sa.select(matches.c.number).where(
-            *_within(env_id, season_id), matches.c.state == MatchState.FINISHED, matches.c.rated.is_(True),
+            *within(env_id, season_id), matches.c.state == MatchState.FINISHED, matches.c.rated.is_(True),
             matches.c.number > after, matches.c.number <= self.settled_up_to(env_id, season_id=season_id),
         )  # fmt: skip
-        return self._matches(matches.c.number.in_(which.order_by(matches.c.number).limit(limit)))
+        return self.select(matches.c.number.in_(which.order_by(matches.c.number).limit(limit)))
 
     def settled_up_to(self, env_id: str, *, season_id: int | None = None) -> int:
         """The number before that of the first rated match that is still open; the largest there is, if none is."""
         first = sa.select(sa.func.min(matches.c.number).label("n")).where(
-            *_within(env_id, season_id), matches.c.rated.is_(True), matches.c.state == MatchState.SCHEDULED
+            *within(env_id, season_id), matches.c.rated.is_(True), matches.c.state == MatchState.SCHEDULED
         )  # fmt: skip
-        row = self.row(first)
+        row = self._database.row(first)
         return MAX_NUMBER if row is None or row["n"] is None else row["n"] - 1
 
-    def results(self, env_id: str, *, season_id: int, after: int, up_to: int, limit: int = 10_000) -> list[Result]:
+    def results(self, env_id: str, *, season_id: int, after: int, up_to: int, limit: int = 10_000) -> list[RatedResult]:
         """What `match_log` has, with no more than ratings need: for a long log."""
         log = sa.select(matches.c.number, matches.c.winner, matches.c.finished_at).where(
-            *_within(env_id, season_id), matches.c.state == MatchState.FINISHED, matches.c.rated.is_(True),
+            *within(env_id, season_id), matches.c.state == MatchState.FINISHED, matches.c.rated.is_(True),
             matches.c.number > after, matches.c.number <= up_to,
         ).order_by(matches.c.number).limit(limit).subquery()  # fmt: skip
         query = sa.select(log, seats.c.submission_id, seats.c.score).join(seats, seats.c.match_number == log.c.number)
-        found: list[Result] = []
-        with self.read() as connection:
+        found: list[RatedResult] = []
+        with self._database.read() as connection:
             rows = connection.execute(query.order_by(log.c.number, seats.c.seat))
             for (number, winner, at), group in groupby(rows, key=lambda row: row[:3]):
                 agents, scores = zip(*((row[3], row[4] or 0.0) for row in group), strict=True)
-                found.append(Result(number=number, winner=winner, at=at or 0.0, agents=agents, scores=scores))
+                found.append(RatedResult(number=number, winner=winner, at=at or 0.0, agents=agents, scores=scores))
         return found
 
     def ended(self, env_id: str, *, season_id: int) -> dict[str, int]:
         """How many ladder matches of each submission have ended, with a result or without."""
-        over = [*_within(env_id, season_id), matches.c.rated.is_(True), matches.c.state != MatchState.SCHEDULED]
+        over = [*within(env_id, season_id), matches.c.rated.is_(True), matches.c.state != MatchState.SCHEDULED]
         query = sa.select(seats.c.submission_id, sa.func.count().label("n")).join(
             matches, matches.c.number == seats.c.match_number
         )  # fmt: skip
-        rows = self.rows(query.where(*over).group_by(seats.c.submission_id))
+        rows = self._database.rows(query.where(*over).group_by(seats.c.submission_id))
         return {row["submission_id"]: row["n"] for row in rows}
 
-    # ---- ratings ----
-
-    def record_ratings(self, after: Mapping[int, Mapping[str, tuple[float, float]]]) -> None:
-        """mu and sigma by submission, after each of these matches. Once: when one of them has moved its ratings
-        already, it raises Conflict and changes nothing."""
-        if not all(math.isfinite(part) for of in after.values() for pair in of.values() for part in pair):
-            raise SpecError("a rating is a pair of finite numbers")
-        now, numbers = self.clock(), list(after)
-        rows = [
-            {"match_number": number, "submission_id": submission_id, "mu": mu, "sigma": sigma, "created_at": now}
-            for number, of in after.items()
-            for submission_id, (mu, sigma) in of.items()
-        ]
-        with self.begin() as connection:
-            found = {match.number: match for match in self._matches(matches.c.number.in_(numbers))}
-            for number, of in after.items():
-                _check_moves(number, found.get(number), of)
-            done = sa.select(ratings.c.match_number).where(ratings.c.match_number.in_(numbers)).limit(1)
-            if (row := self.row(done)) is not None:
-                raise Conflict(f"match {row['match_number']} has moved its ratings already")
-            if rows:
-                connection.execute(ratings.insert(), rows)
-
-    def rating_history(self, submission_id: str) -> list[Rating]:
-        query = sa.select(*columns(ratings, Rating)).where(ratings.c.submission_id == submission_id)
-        return [Rating(**row) for row in self.rows(query.order_by(ratings.c.match_number))]
-
-    def ratings(self, env_id: str, *, season_id: int | None = None) -> dict[str, Rating]:
-        """The latest of each submission that has one; with a season, the latest of that season."""
-        newest = (
-            sa.select(ratings.c.submission_id, sa.func.max(ratings.c.match_number).label("number"))
-            .join(matches, matches.c.number == ratings.c.match_number)
-            .where(*_within(env_id, season_id))
-            .group_by(ratings.c.submission_id)
-            .subquery()
-        )
-        same = (ratings.c.submission_id == newest.c.submission_id) & (ratings.c.match_number == newest.c.number)
-        rows = self.rows(sa.select(*columns(ratings, Rating)).join(newest, same))
-        return {row["submission_id"]: Rating(**row) for row in rows}
-
-    def rated_up_to(self, env_id: str, *, season_id: int | None = None) -> int:
-        """The number of the last match that moved ratings here; 0: none has."""
-        moved = sa.exists().where(ratings.c.match_number == matches.c.number)
-        newest = sa.select(matches.c.number).where(
-            *_within(env_id, season_id), matches.c.state == MatchState.FINISHED, moved
-        )  # fmt: skip
-        row = self.row(newest.order_by(matches.c.number.desc()).limit(1))
-        return row["number"] if row else 0
-
-    def all_ratings(self, env_id: str, *, season_id: int) -> list[Rating]:
-        """In the order of the matches, then of the submissions' ids."""
-        query = sa.select(*columns(ratings, Rating)).join(matches, matches.c.number == ratings.c.match_number)
-        order = ratings.c.match_number, ratings.c.submission_id
-        return [Rating(**row) for row in self.rows(query.where(*_within(env_id, season_id)).order_by(*order))]
-
-    def replace_ratings(self, env_id: str, history: Sequence[Rating], *, season_id: int) -> None:
-        """All of a season, as they were made again from its log."""
-        of = sa.select(matches.c.number).where(*_within(env_id, season_id))
-        rows = [{column.name: getattr(one, column.name) for column in columns(ratings, Rating)} for one in history]
-        with self.begin() as connection:
-            connection.execute(ratings.delete().where(ratings.c.match_number.in_(of)))
-            if rows:
-                connection.execute(ratings.insert(), rows)
-
-    # ---- parts ----
-
-    def _lock_environment(self, env_id: str) -> None:
-        """So that numbers also become visible in their order."""
-        self.row(sa.select(environments.c.env_id).where(environments.c.env_id == env_id).with_for_update())
-        self.environment(env_id)
-
-    def _check_participants(self, env_id: str, participants: Sequence[str]) -> None:
-        of = (submissions.c.env_id == env_id) & submissions.c.id.in_(list(participants))
-        known = {row["id"] for row in self.rows(sa.select(submissions.c.id).where(of))}
-        for submission_id in participants:
-            if submission_id not in known:
-                raise NotFound(f"no submission {submission_id!r:.60} in {env_id}")
-
-    def _matches(self, which: sa.ColumnElement[bool]) -> list[Match]:
+    def select(self, which: sa.ColumnElement[bool]) -> list[Match]:
         """In order, each with its seats."""
-        rows = self.rows(_MATCHES.where(which).order_by(matches.c.number, seats.c.seat))
+        rows = self._database.rows(_MATCHES.where(which).order_by(matches.c.number, seats.c.seat))
         found: list[Match] = []
         for _, group in groupby(rows, key=lambda row: row["number"]):
             of = list(group)
@@ -371,6 +288,20 @@ class Ladder(Accounts):
             fields["seed"] = int(fields["seed"])
             found.append(Match(**fields, seats=taken))
         return found
+
+    # ---- parts ----
+
+    def _lock_environment(self, env_id: str) -> None:
+        """So that numbers also become visible in their order."""
+        self._database.row(sa.select(environments.c.env_id).where(environments.c.env_id == env_id).with_for_update())
+        self._environments.get(env_id)
+
+    def _check_participants(self, env_id: str, participants: Sequence[str]) -> None:
+        of = (submissions.c.env_id == env_id) & submissions.c.id.in_(list(participants))
+        known = {row["id"] for row in self._database.rows(sa.select(submissions.c.id).where(of))}
+        for submission_id in participants:
+            if submission_id not in known:
+                raise NotFound(f"no submission {submission_id!r:.60} in {env_id}")
 
 
 _MATCH_COLUMNS = columns(matches, Match)
@@ -382,15 +313,8 @@ _MATCHES = sa.select(
 ).join(seats, seats.c.match_number == matches.c.number)  # fmt: skip
 
 
-def _within(env_id: str, season_id: int | None) -> list[sa.ColumnElement[bool]]:
+def within(env_id: str, season_id: int | None) -> list[sa.ColumnElement[bool]]:
     return [matches.c.env_id == env_id, *([] if season_id is None else [matches.c.season_id == season_id])]
-
-
-def _check_moves(number: int, match: Match | None, after: Mapping[str, object]) -> None:
-    if match is None or not match.rated or match.state is not MatchState.FINISHED:
-        raise Conflict(f"match {number} moves no rating")
-    if not after or not set(after) <= {seat.submission_id for seat in match.seats}:
-        raise SpecError(f"ratings after match {number} are of those who played it")
 
 
 def _check_result(match: Match, state: MatchState, seats: Sequence[Seated], winner: int | None) -> None:

@@ -10,7 +10,7 @@ share that was away starts at the virtual time: it neither saved up nor owes any
 
     with database.begin():          # all of it or nothing
         queue.finish(job)           # raises LeaseLost when somebody else has it
-        store.rank(...)
+        store.submissions.rank(...)
 """
 
 from __future__ import annotations
