@@ -99,7 +99,7 @@ def test_a_failure_in_a_hidden_episode_tells_its_kind_and_nothing_else(bench, mo
     monkeypatch.setattr(module.evaluate, "practice_seeds", lambda environment, episodes: LEFT_STARTS[:episodes])
     # So many that one of them starts on the right: half of all do.
     many = {"episodes": 60, "practice_episodes": 2, "move_s": 5.0}
-    bench.store.put_environment(POLE, EnvironmentKind.VERIFIED, settings=many)
+    bench.store.environments.put(POLE, EnvironmentKind.VERIFIED, settings=many)
     bench.work()
     done = bench.until(bench.send(PICKY))
     assert done.state is State.FAILED
