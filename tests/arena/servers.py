@@ -105,7 +105,7 @@ class Postgres:
     def prepared(self):
         """The URL of a database with every table and no rows. It is made once and then only cleared: to make the
         tables anew takes ten times as long. Whoever changes the tables themselves asks for `emptied`."""
-        from harena.arena import models
+        from harena.arena.db import models
         from harena.arena.db.store import Store
 
         if not self._prepared:
