@@ -13,6 +13,7 @@ pytest.importorskip("gymnasium")
 
 from harena.api.app import create_app
 from harena.arena.db.models import Scope
+from harena.arena.queue.kinds import BY_NAME
 from harena.arena.submissions import evaluate
 from harena.arena.submissions import service as submissions_module
 
@@ -45,7 +46,7 @@ def hidden(new_arena):
 
 def play(arena, kind):
     job = arena.queue.claim(kind, "worker")
-    commit = arena.submissions.handlers[kind](job, lambda: False)
+    commit = BY_NAME[kind].handler(arena)(job, lambda: False)
     with arena.store.begin():
         arena.queue.finish(job)
         commit()

@@ -23,6 +23,7 @@ from harena import statistics
 from harena.api.app import create_app
 from harena.api.limits import Limits, Rate
 from harena.arena.db.models import EnvironmentKind, Scope
+from harena.arena.queue.kinds import BY_NAME
 from harena.arena.submissions import service as submissions_module
 
 LAKE, CARDS = "FrozenLake-v1", "Blackjack-v1"
@@ -126,7 +127,7 @@ def overfit(new_arena, env_id, submissions, settings):
 
     def play(kind="evaluate"):
         while (job := arena.queue.claim(kind, "worker")) is not None:
-            commit = arena.submissions.handlers[kind](job, lambda: False)
+            commit = BY_NAME[kind].handler(arena)(job, lambda: False)
             with arena.store.begin():
                 arena.queue.finish(job)
                 commit()
@@ -138,8 +139,6 @@ def overfit(new_arena, env_id, submissions, settings):
         attack = Attacker(env_id, client, attacker, play, submissions)
         attack.run()
         path = f"/v1/seasons/{season.id}"
-        if "final" not in arena.submissions.handlers:
-            return attack, None
         told = client.post(
             f"/v1/submissions/{attack.best_id}/finalist", headers=bearer(attacker), json={"chosen": True}
         )

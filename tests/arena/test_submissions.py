@@ -30,6 +30,7 @@ from harena.arena.db.models import (
 from harena.arena.db.records import Quota
 from harena.arena.db.store import Store
 from harena.arena.queue import workers as workers_module
+from harena.arena.queue.kinds import BY_NAME, DESK, KINDS, MATCH
 from harena.arena.queue.workers import Workers
 from harena.arena.settings import Settings
 from harena.arena.submissions import service as module
@@ -78,8 +79,10 @@ class Bench:
 
     def work(self):
         self.workers = Workers(
-            self.store, self.queue, handlers=self.submissions.handlers, slots={"evaluate": 2, "script": 1, "enter": 1, "final": 1},
-            on_dead=self.submissions.dead, on_requeued=self.submissions.requeued, alone=True,
+            self.store, self.queue,
+            handlers={kind.name: kind.handler(self) for kind in KINDS if kind not in (MATCH, DESK)},
+            slots={"evaluate": 2, "script": 1, "enter": 1, "final": 1},
+            on_dead=lambda job: BY_NAME[job.kind].given_up(self)(job), on_requeued=self.submissions.requeued, alone=True,
         )  # fmt: skip
         self.workers.start()
 

@@ -19,17 +19,15 @@ from harena.arena.db.jobs import Job
 from harena.arena.db.models import EnvironmentKind, NotFound
 from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
-from harena.arena.ladder import matches as matches_module
 from harena.arena.ladder.challenges import Challenges
 from harena.arena.ladder.matches import Matches
 from harena.arena.ladder.matchmaker import Matchmaker
 from harena.arena.ladder.standings import Standings
 from harena.arena.ladder.tournaments import Tournaments
 from harena.arena.lock import FolderLock
-from harena.arena.queue import desk
 from harena.arena.queue.desk import Desk
+from harena.arena.queue.kinds import BY_NAME, KINDS
 from harena.arena.queue.workers import Lane, Workers
-from harena.arena.seasons import finals
 from harena.arena.seasons.service import Seasons
 from harena.arena.settings import EnvironmentSettings, Settings
 from harena.arena.submissions.service import Submissions
@@ -38,8 +36,6 @@ from harena.match import registry
 from harena.match.run.runner import Runner
 
 FIRST_SEASON = "season 1"
-PLAYS = ("evaluate", "enter", finals.JOB)
-"""Jobs of submissions that play on the runner, as matches do."""
 GRACE_S = 10.0
 """What runs may take so long to end when the arena stops."""
 
@@ -81,20 +77,20 @@ class Arena:
         self.workers = Workers(
             self.store,
             self.queue,
-            handlers={
-                **self.submissions.handlers, matches_module.JOB: self.matches.play, desk.JOB: self.desk.play,
-            },
+            handlers={kind.name: kind.handler(self) for kind in KINDS},
             lanes=[
                 Lane(
-                    kinds=(*PLAYS, matches_module.JOB, desk.JOB), slots=self.runner.workers,
-                    first=matches_module.JOB, firm=frozenset({desk.JOB}),
+                    kinds=tuple(kind.name for kind in KINDS if kind.slots is None),
+                    slots=self.runner.workers,
+                    first=next(kind.name for kind in KINDS if kind.first),
+                    firm=frozenset(kind.name for kind in KINDS if kind.firm),
                 )
             ],
-            slots={"script": settings.scripts_at_once},
+            slots={kind.name: kind.slots(self) for kind in KINDS if kind.slots is not None},
             on_dead=self._dead,
             on_requeued=self.submissions.requeued,
             alone=self._guarded(),
-        )  # fmt: skip
+        )
 
     def start(self) -> None:
         """Gives back what a process that died had begun, and goes on."""
@@ -159,12 +155,9 @@ class Arena:
 
     def _dead(self, job: Job) -> None:
         """Inside the transaction that gave it up."""
-        if job.kind == matches_module.JOB:
-            self.matches.void(job.payload["match_id"], f"the platform could not play it: {job.reason}")
-        elif job.kind == desk.JOB:
-            self.desk.give_up(job)
-        else:
-            self.submissions.dead(job)
+        kind = BY_NAME.get(job.kind)
+        if kind is not None:  # a newer Harena may have left jobs that this one does not know
+            kind.given_up(self)(job)
 
 
 def _full_id(env_id: str, kind: EnvironmentKind | None) -> str:

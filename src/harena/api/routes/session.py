@@ -15,7 +15,7 @@ from harena.api.context import Api, ApiOf, reply
 from harena.api.errors import ApiError, not_found
 from harena.arena.db.keys import MAX_TOKEN, Key
 from harena.arena.db.models import Scope
-from harena.arena.submissions.service import JOBS
+from harena.arena.queue.kinds import EVALUATIONS
 
 router = APIRouter(prefix="/v1", tags=["keys and sessions"])
 
@@ -50,7 +50,7 @@ def root(api: ApiOf, who: Anyone) -> Response:
         "name": "harena", "version": harena.__version__, "anonymous_submit": settings.anonymous_submit,
         "anonymous_read": settings.anonymous_read, "me": None if who.key is None else visitor(who, who.key),
         "time": views.time_text(api.clock()),
-        "queue": {"waiting": api.arena.queue.waiting(JOBS), "running": len(api.arena.queue.running())},
+        "queue": {"waiting": api.arena.queue.waiting(EVALUATIONS), "running": len(api.arena.queue.running())},
     })  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from harena.arena.db.matches import Match, Seated
 from harena.arena.db.models import Conflict, JobState, MatchKind, MatchState, environments, jobs, matches
 from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
+from harena.arena.queue import kinds
 from harena.arena.queue.workers import Commit
 from harena.arena.settings import EnvironmentSettings
 from harena.arena.submissions.evaluate import Cancelled
@@ -31,7 +32,7 @@ from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, 
 from harena.match.run.protocol import wait
 from harena.match.run.runner import Runner
 
-JOB = "match"
+JOB = kinds.MATCH.name
 POLL_S = 0.2
 FINISHED = "finished"
 """The kind of the event of a match that has ended, however it ended."""
@@ -95,6 +96,10 @@ class Matches:
     def void(self, match_id: str, reason: str) -> None:
         """The platform could not play it. Nothing happens to one that has ended."""
         self._finish(match_id, state=MatchState.VOID, reason=reason)
+
+    def give_up(self, job: Job) -> None:
+        """The platform gave the match's job up. Inside the transaction that did."""
+        self.void(job.payload["match_id"], f"the platform could not play it: {job.reason}")
 
     def cancel(self, open_: Sequence[Match], reason: str) -> None:
         """With their jobs. Whoever plays one of them drops it."""

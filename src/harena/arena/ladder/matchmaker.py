@@ -28,15 +28,14 @@ from harena.arena.ladder import pairing, roster
 from harena.arena.ladder.fold import Fold, played
 from harena.arena.ladder.matches import Matches
 from harena.arena.ladder.standings import Standings
+from harena.arena.queue.kinds import EVALUATIONS
 from harena.arena.settings import EnvironmentSettings
 from harena.errors import HarenaError
 from harena.match import registry
 from harena.match.result import SeatStatus
 
-FIRST = ("evaluate", "enter", "script")
-"""Jobs whose owners wait for them: while there are any in the queue, ladders have one slot."""
 AT_HAND = 2
-"""Matches while submissions wait: one is played, and the next is there when it ends, or its slot would be gone."""
+"""Matches while owners wait for evaluations: one is played; without a second, its slot would be gone when it ends."""
 TICK_S = 1.0
 """Between two looks without news: for upkeep, and for what other processes wrote."""
 REFIT_S = 0.5
@@ -111,7 +110,7 @@ class Matchmaker:
         news, self._news = self._news, False
         ladders = [ladder for ladder in self._live_ladders() if self._settle(ladder, news=news)]
         self._rng.shuffle(ladders)  # none is always the first to be served
-        most = AT_HAND if self._queue.waiting(FIRST) else max(AT_HAND, self._matches.at_once)
+        most = AT_HAND if self._queue.waiting(EVALUATIONS) else max(AT_HAND, self._matches.at_once)
         free = most - len(self._store.matches.open())
         waiting = deque(ladders)
         while free > 0 and waiting:

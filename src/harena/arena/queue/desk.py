@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harena.arena.db.jobs import Job, Queue
+from harena.arena.queue import kinds
 from harena.arena.queue.workers import Commit
 from harena.errors import HarenaError
 from harena.match.result import MatchResult, MatchSpec, MatchStatus
 from harena.match.run.protocol import MatchHandle, wait
 from harena.match.run.runner import Runner, without_result
 
-JOB = "desk"
+JOB = kinds.DESK.name
 
 Event = dict[str, Any]
 

@@ -18,9 +18,10 @@ from harena.arena.db.models import ACTIVE, Conflict, FinalState, Kind, board, fi
 from harena.arena.db.records import Submission
 from harena.arena.db.seasons import Season
 from harena.arena.db.store import Store
+from harena.arena.queue import kinds
 from harena.arena.settings import EnvironmentSettings
 
-JOB = "final"
+JOB = kinds.FINAL.name
 STARTED = "the season's finals have begun: finalists can no longer be chosen"
 
 

@@ -34,7 +34,8 @@ from harena.arena.db.models import (
 from harena.arena.db.records import Outcome, Submission
 from harena.arena.db.store import Store
 from harena.arena.ladder import roster
-from harena.arena.queue.workers import Commit, Handler, TryAgain
+from harena.arena.queue.kinds import ENTER, EVALUATE, EVALUATIONS, SCRIPT
+from harena.arena.queue.workers import Commit, TryAgain
 from harena.arena.seasons import finals
 from harena.arena.settings import EnvironmentSettings, Settings
 from harena.arena.submissions import draws, evaluate, intake, package, script
@@ -50,7 +51,6 @@ from harena.match.run.protocol import wait
 from harena.match.run.runner import Runner
 from harena.sandbox.box import Sandbox
 
-JOBS = ("evaluate", "script", "enter")
 PART_OF_QUEUE = 4
 """One share may have a quarter of the places in the queue: the others find room."""
 MAX_LOG = 64 * 1024
@@ -109,10 +109,6 @@ class Submissions:
         self._runner = runner
         self._lease = lease
         self.observers: list[Callable[[Evaluated], object]] = []
-
-    @property
-    def handlers(self) -> dict[str, Handler]:
-        return {"evaluate": self.evaluate, "script": self.script, "enter": self.enter, finals.JOB: self.final}
 
     # ---- taking in ----
 
@@ -173,10 +169,10 @@ class Submissions:
 
     def _check_room(self, share: str) -> None:
         most = self._settings.max_queued
-        if self._queue.waiting(JOBS) >= most:
+        if self._queue.waiting(EVALUATIONS) >= most:
             raise Busy(f"{most} submissions wait already: come back in a few minutes")
         part = max(1, most // PART_OF_QUEUE)
-        if self._queue.waiting(JOBS, share=share) >= part:
+        if self._queue.waiting(EVALUATIONS, share=share) >= part:
             raise Busy(f"{part} submissions of yours, or from your address, wait already: come back in a few minutes")
 
     def _check_agents(self, environment: Environment, owner: str, algorithm: str) -> None:
@@ -196,13 +192,13 @@ class Submissions:
     def _enqueue(
         self, submission_id: str, environment: EnvironmentKind, kind: Kind, share: tuple[str, str]
     ) -> Submission:
-        job = "script" if kind is Kind.SELF_REPORTED else "enter" if environment is _LADDER else "evaluate"
-        job_id = self._queue.enqueue(job, {"submission_id": submission_id}, share=share[0], part=share[1])
+        job = SCRIPT if kind is Kind.SELF_REPORTED else ENTER if environment is _LADDER else EVALUATE
+        job_id = self._queue.enqueue(job.name, {"submission_id": submission_id}, share=share[0], part=share[1])
         self._tell_queue()
         return self._store.submissions.set_job(submission_id, job_id)
 
     def _tell_queue(self) -> None:
-        self._store.events.publish("queue", "queue", {"waiting": self._queue.waiting(JOBS)})
+        self._store.events.publish("queue", "queue", {"waiting": self._queue.waiting(EVALUATIONS)})
 
     # ---- what can be done with one ----
 
@@ -430,19 +426,20 @@ class Submissions:
         return commit
 
     def dead(self, job: Job) -> None:
-        """The platform gave the job up. Inside the transaction that did."""
-        if job.kind == finals.JOB:
-            finals.give_up(self._store, job.payload["season_id"], job.payload["submission_id"], job.id)
-        if job.kind in JOBS:
-            submission = self._store.submissions.get(job.payload["submission_id"])
-            if submission.state in ACTIVE and submission.job_id == job.id:
-                _log.error("submission %s failed by the platform's fault: %s", submission.id, job.reason)
-                self._store.submissions.fail(submission.id, GIVEN_UP.format(job.id), platform=True)
-                self._ended(submission, "failed", fault="platform")
+        """The platform gave the evaluation up. Inside the transaction that did."""
+        submission = self._store.submissions.get(job.payload["submission_id"])
+        if submission.state in ACTIVE and submission.job_id == job.id:
+            _log.error("submission %s failed by the platform's fault: %s", submission.id, job.reason)
+            self._store.submissions.fail(submission.id, GIVEN_UP.format(job.id), platform=True)
+            self._ended(submission, "failed", fault="platform")
+
+    def final_given_up(self, job: Job) -> None:
+        """The platform gave a finalist's evaluation up. Inside the transaction that did."""
+        finals.give_up(self._store, job.payload["season_id"], job.payload["submission_id"], job.id)
 
     def requeued(self, job: Job) -> None:
         """Another worker will take it. Inside the transaction that gave it back."""
-        if job.kind in JOBS:
+        if job.kind in EVALUATIONS:
             submission = self._store.submissions.get(job.payload["submission_id"])
             if submission.state is State.RUNNING and submission.job_id == job.id:
                 self._store.submissions.move(submission.id, Event.RELEASE, reason="it will be tried again")
