@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import re
 import shlex
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from client_world import LEFT
 
 from harena import cli
+from harena.client import ArenaClient, AsyncArenaClient, calls
 from harena.client.verbs import Verbs
 
 TEXT = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
@@ -20,6 +23,18 @@ def test_every_verb_is_in_the_table():
     named = set(re.findall(r"`(\w+)`", "\n".join(line for line in TEXT.splitlines() if line.startswith("| `"))))
     verbs = {name for name in vars(Verbs) if not name.startswith("_")}
     assert named == verbs | {"wait", "watch", "live", "export_stream"}
+
+
+@pytest.mark.parametrize("kind", [ArenaClient, AsyncArenaClient])
+def test_help_of_a_clients_verb_shows_its_words_and_arguments(kind):
+    client = kind("http://127.0.0.1:9")
+    for name in (name for name in vars(Verbs) if not name.startswith("_")):
+        verb, call = getattr(client, name), getattr(calls, name)
+        assert (verb.__name__, verb.__doc__) == (name, call.__doc__)
+        assert inspect.signature(verb).parameters == inspect.signature(call).parameters
+    shown = pydoc.plain(pydoc.render_doc(client.submit))
+    assert "submit(" in shown
+    assert "env_id" in shown
 
 
 @pytest.mark.parametrize("program", PROGRAMS[:2])

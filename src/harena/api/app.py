@@ -48,6 +48,7 @@ from harena.api.routes import (
 from harena.api.routes import (
     submissions as v1_submissions,
 )
+from harena.api.strict import ONLY_KNOWN
 from harena.arena.arena import Arena
 
 DESCRIPTION = (
@@ -104,7 +105,8 @@ def create_app(
     )
     app.state.api = api
     for module in ROUTERS:
-        app.include_router(module.router, dependencies=list(auth.SCHEMES))
+        checks = () if module is contract else (ONLY_KNOWN,)
+        app.include_router(module.router, dependencies=[*auth.SCHEMES, *checks])
     app.include_router(pages.router)
     errors.install(app)
     hosts = LOOPBACK_NAMES | set(allowed_hosts or ())

@@ -4,6 +4,7 @@ AsyncArenaClient is awaited for it. What each does, and with which arguments, is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -35,6 +36,7 @@ class Verb(Generic[P, T]):
             return self._make  # with its documentation, for help()
         perform, make = client.perform, self._make
 
+        @functools.wraps(make)
         def verb(*args: P.args, **kwargs: P.kwargs) -> Any:
             return perform(lambda: make(*args, **kwargs))
 
