@@ -169,6 +169,18 @@ def test_nobody_submits_without_a_key_over_the_network(up):
     assert one.get("/v1")["anonymous_submit"] is False
 
 
+def test_a_variable_can_ask_for_a_key_on_loopback_and_opens_no_other_address(up, monkeypatch):
+    monkeypatch.setenv("HARENA_ANONYMOUS_SUBMIT", "no")
+    monkeypatch.setenv("EXECUTOR_HOST", "0.0.0.0")
+    one = up("--no-demo")
+    assert "needs a key" in one.said
+    assert one.get("/v1")["anonymous_submit"] is False
+    assert one.stop() == 0
+    code, said = refused("--host", "0.0.0.0", "--port", "0", HARENA_ANONYMOUS_SUBMIT="yes")
+    assert code == 2
+    assert "HARENA_ANONYMOUS_SUBMIT" in said
+
+
 def test_every_door_of_an_open_address_needs_a_key(up, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HARENA_METRICS_TOKEN", "scrape me")

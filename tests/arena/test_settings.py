@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from harena.api import cli as api_cli
+from harena.arena import variables
 from harena.arena.lock import FolderInUse, FolderLock
 from harena.arena.settings import EnvironmentSettings, Settings
 from harena.errors import SpecError
 from harena.match.result import Clock
 
 # ---- the host's ----
+
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_embedded_default_makes_its_secret_once_and_keeps_it_to_itself(tmp_path):
@@ -119,3 +127,36 @@ def test_a_lock_that_was_released_can_be_taken_again(tmp_path):
     lock.release()
     lock.release()
     FolderLock(tmp_path).release()
+
+
+def test_the_docs_have_the_table_of_variables():
+    assert variables.table() in (ROOT / "docs" / "arena.md").read_text()
+
+
+@pytest.mark.parametrize("package", ["arena", "api"])
+def test_one_module_reads_the_environment(package):
+    readers = {
+        path.name
+        for path in (ROOT / "src" / "harena" / package).rglob("*.py")
+        if re.search(r"os\.(environ\b(?!\.setdefault)|getenv)", path.read_text())
+    }
+    assert readers <= {"variables.py"}
+
+
+def test_a_variable_that_is_not_in_the_table_cannot_be_read():
+    with pytest.raises(KeyError, match="HARENA_ODD"):
+        variables.Environ({"HARENA_ODD": "1"}).text("HARENA_ODD")
+
+
+def test_help_names_every_variable_and_takes_the_executors_port(monkeypatch):
+    monkeypatch.setenv("EXECUTOR_PORT", "50999")
+    parser = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter)
+    api_cli.fill("up", parser)
+    assert all(name in parser.format_help() for name in variables.VARIABLES)
+    assert parser.parse_args([]).grpc_port == 50999
+    assert parser.parse_args(["--grpc-port", "off"]).grpc_port is None
+    monkeypatch.setenv("EXECUTOR_PORT", "many")
+    refused = argparse.ArgumentParser()
+    api_cli.fill("up", refused)
+    with pytest.raises(SystemExit):
+        refused.parse_args([])

@@ -5,9 +5,10 @@ installs it.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 
-from harena.arena.cli import default_data
+from harena.arena.variables import VARIABLES, Environ, data_folder
 from harena.errors import BackendUnavailable
 
 EPILOG = """\
@@ -15,7 +16,8 @@ The first start makes the folder: the database, the files, the secret key, and a
 one carries on with it. Submissions without a key are taken only while it listens on this machine alone; to let others
 in, listen on an address of the network behind a proxy that speaks https, and give people keys.
 
-variables: DATABASE_URL, SECRET_KEY, HARENA_DATA, LOG_LEVEL, and those of `harena executor`
+variables: {variables},
+and those of `harena executor` but EXECUTOR_HOST: --host says where everything listens. docs/arena.md explains them.
 
 exit codes:
   0    stopped in order
@@ -29,14 +31,19 @@ examples:
 
 
 def fill(name: str, command: argparse.ArgumentParser) -> None:
-    command.epilog = EPILOG
+    names = textwrap.fill(", ".join(VARIABLES), 120, initial_indent=" " * len("variables: ")).strip()
+    command.epilog = EPILOG.format(variables=names)
     command.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on (127.0.0.1)")
     command.add_argument("--port", type=_port, default=8000, metavar="N", help="of the API and the page (8000)")
     command.add_argument(
         "--ui-port", type=_port_or_off, default=7860, metavar="N", help="of the page, once more; or off (7860)"
     )
     command.add_argument(
-        "--grpc-port", type=_port_or_off, default=50051, metavar="N", help="of the executor; or off (50051)"
+        "--grpc-port",
+        type=_port_or_off,
+        default=Environ().text("EXECUTOR_PORT") or "50051",
+        metavar="N",
+        help="of the executor; or off ($EXECUTOR_PORT, else 50051)",
     )
     command.add_argument(
         "--metrics-port", type=_port_or_off, default=9100, metavar="N", help="of the workers' counters; or off (9100)"
@@ -66,7 +73,7 @@ def _up(args: argparse.Namespace) -> int:
     return server.up(
         server.Options(
             host=args.host, port=args.port, ui_port=args.ui_port, grpc_port=args.grpc_port,
-            metrics_port=args.metrics_port, data=args.data or default_data(), demo=args.demo,
+            metrics_port=args.metrics_port, data=args.data or data_folder(), demo=args.demo,
             anonymous_submit=args.anonymous, allowed_hosts=tuple(args.allow_host), proxy=args.proxy,
             json_logs=args.json_logs,
         )

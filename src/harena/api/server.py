@@ -38,6 +38,7 @@ from harena.arena import demo
 from harena.arena.arena import Arena
 from harena.arena.db.models import Scope as KeyScope
 from harena.arena.settings import Settings
+from harena.arena.variables import Environ
 from harena.errors import SpecError
 from harena.match.executor import config as executor_config
 from harena.match.executor import server as executor_server
@@ -50,15 +51,6 @@ LOOPBACK = "127.0.0.1"
 HOST = "host"
 GRACE_S = 3.0
 """For answers on their way when the server stops; streams of events are ended at once."""
-LATER = {
-    "REDIS_URL": "events stay in the process",
-    "CELERY_BROKER_URL": "jobs are claimed from the database",
-    "CELERY_RESULT_BACKEND": "results are in the database",
-    "SUPABASE_URL": "files are in the data folder",
-    "SENTRY_DSN": "errors are in the log",
-    "DOCKER_HOST": "boxes are made by the local backend",
-}
-"""Variables that people set for such a service, which this one does not use yet, and what it does instead."""
 
 log = logging.getLogger("harena.server")
 
@@ -81,7 +73,7 @@ class Options:
     data: Path
     demo: bool = True
     anonymous_submit: bool | None = None
-    """None: on loopback only."""
+    """None: as HARENA_ANONYMOUS_SUBMIT says, else on loopback only."""
     allowed_hosts: tuple[str, ...] = ()
     """Names by which others reach it, besides this machine's own."""
     proxy: str = ""
@@ -94,11 +86,13 @@ def up(options: Options) -> int:
     """Serves until it is told to stop."""
     _set_up_logs(json_logs=options.json_logs)
     local = executor_config.is_loopback(options.host)
-    anonymous = local if options.anonymous_submit is None else options.anonymous_submit
+    anonymous = options.anonymous_submit
+    if anonymous is None:
+        anonymous = Environ().flag("HARENA_ANONYMOUS_SUBMIT", local)
     if anonymous and not local:
         raise SpecError(
             f"anybody who can reach {options.host} could run code here: give people keys (`harena keys create`) "
-            "instead of --anonymous-submit, or listen on 127.0.0.1"
+            "instead of HARENA_ANONYMOUS_SUBMIT, or listen on 127.0.0.1"
         )
     settings = Settings.from_env(options.data, anonymous_submit=anonymous)
     with contextlib.ExitStack() as stack:
@@ -253,9 +247,8 @@ def _make_host_key(arena: Arena, data: Path) -> bool:
 def _ready(
     options: Options, settings: Settings, ports: dict[str, int | None], *, anonymous: bool, first: bool
 ) -> None:  # fmt: skip
-    for name, instead in LATER.items():
-        if os.environ.get(name):
-            log.warning("%s is set, and not used yet: %s", name, instead)
+    for name, instead in Environ().without_effect().items():
+        log.warning("%s is set, and has no effect: %s", name, instead)
     shown = f"[{options.host}]" if ":" in options.host else options.host
     local = executor_config.is_loopback(options.host)
     inside = shown if local else LOOPBACK
@@ -315,7 +308,7 @@ class _Text(logging.Formatter):
 
 def _set_up_logs(*, json_logs: bool) -> None:
     # On a terminal every job and request would bury the lines that a person reads.
-    level = (os.environ.get("LOG_LEVEL") or ("INFO" if json_logs else "WARNING")).upper()
+    level = (Environ().text("LOG_LEVEL") or ("INFO" if json_logs else "WARNING")).upper()
     if level not in logging.getLevelNamesMapping():
         raise SpecError(f"LOG_LEVEL={level}: one of DEBUG, INFO, WARNING, ERROR")
     handler = logging.StreamHandler()

@@ -6,13 +6,13 @@ and checks also work while an arena serves the folder.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harena.arena.variables import DEFAULT_DATA, data_folder
 from harena.command import UNAVAILABLE, USAGE, Action, guarded, print_json
 from harena.errors import BackendUnavailable, HarenaError, SpecError
 from harena.terminal import safe, table
@@ -29,8 +29,6 @@ COMMANDS = {
     "ratings": "rebuild an arena's ratings from its match log",
     "keys": "make, list, rotate and revoke the API keys of an arena",
 }
-DATA = "HARENA_DATA"
-DEFAULT_DATA = "~/.local/share/harena"
 SAMPLE = 20
 EXTRAS: dict[str, str] = dict.fromkeys(("sqlalchemy", "openskill", "msgspec", "numpy", "zstandard"), "arena")
 DAY_S = 86400.0
@@ -58,10 +56,6 @@ exit codes:
 def fill(name: str, parser: argparse.ArgumentParser) -> None:
     """Gives the command of this name its options and its action."""
     {"arena": _fill_arena, "ratings": _fill_ratings, "keys": _fill_keys}[name](parser)
-
-
-def default_data() -> Path:
-    return Path(os.environ.get(DATA) or DEFAULT_DATA).expanduser()
 
 
 # ---- options ----
@@ -106,7 +100,7 @@ def _part(command: argparse.ArgumentParser, name: str, text: str, action: Action
 def _add(parts: Any, name: str, text: str, action: Action) -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     part: argparse.ArgumentParser = parts.add_parser(name, help=text, description=text, formatter_class=raw)
-    part.add_argument("--data", type=Path, metavar="DIR", help=f"the arena's folder (${DATA}, or {DEFAULT_DATA})")
+    part.add_argument("--data", type=Path, metavar="DIR", help=f"the arena's folder ($HARENA_DATA, or {DEFAULT_DATA})")
     part.add_argument("--json", action="store_true", help="print the answer as JSON")
     part.set_defaults(action=guarded(action, extras=EXTRAS, code_of=_code, before_dashes="options come before it"))
     return part
@@ -256,7 +250,7 @@ def _revoke_key(args: argparse.Namespace) -> int:
 def _settings(args: argparse.Namespace) -> Settings:
     from harena.arena.settings import Settings
 
-    data: Path = args.data or default_data()
+    data: Path = args.data or data_folder()
     if getattr(args, "rest", None):
         raise SpecError(f"{args.rest[0]!r} after --: nothing comes there")
     if not data.is_dir():

@@ -23,6 +23,7 @@ from msgspec import Meta
 from harena.arena.db.models import unseen
 from harena.arena.db.records import Quota
 from harena.arena.submissions import evaluate
+from harena.arena.variables import MAX_VALUE, Environ
 from harena.errors import SpecError
 from harena.match.agent.load import MB, ArchiveLimits
 from harena.match.result import Clock
@@ -31,7 +32,6 @@ MIN_SECRET = 16
 """Bytes."""
 MAX_UPLOAD = 60 * MB
 """A file of the file store has 64 MB; names and the list of a zip need some of it."""
-MAX_ENV_VALUE = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +80,8 @@ class Settings:
         *,
         anonymous_submit: bool | None = None,
     ) -> Settings:
-        """Makes the folder if need be. Reads DATABASE_URL, SECRET_KEY and HARENA_ANONYMOUS_SUBMIT (unless it is given
-        here), HARENA_ANONYMOUS_READ, HARENA_METRICS_TOKEN, HARENA_PER_DAY, HARENA_AT_ONCE (0: no limit),
-        HARENA_MAX_QUEUED, HARENA_WORKERS."""
-        given = _Environ(os.environ if environ is None else environ)
+        """Makes the folder if need be. Reads the variables of `variables`; `anonymous_submit`, when given, wins."""
+        given = Environ(environ)
         folder = Path(data).absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         embedded = f"sqlite:///{folder / 'arena.db'}"
@@ -123,37 +121,10 @@ def kept_secret(path: Path) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
             raise SpecError(f"{path} can be read by others: `chmod 600` it, or delete it to have a new one made")
-        key = file.read(MAX_ENV_VALUE).strip()
+        key = file.read(MAX_VALUE).strip()
     if len(key) < MIN_SECRET:
         raise SpecError(f"{path} holds no secret of {MIN_SECRET} bytes: delete it to have a new one made")
     return key
-
-
-class _Environ:
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self._values = values
-
-    def text(self, name: str) -> str:
-        value = self._values.get(name, "").strip()
-        if len(value) > MAX_ENV_VALUE:
-            raise SpecError(f"{name} is longer than {MAX_ENV_VALUE} characters")
-        return value
-
-    def number(self, name: str, default: int | None) -> int | None:
-        """0 means none."""
-        text = self.text(name)
-        if not text:
-            return default
-        if not text.isascii() or not text.isdigit() or len(text) > 9:
-            raise SpecError(f"{name}={text!r:.40}: a whole number, 0 for none")
-        return int(text) or None
-
-    def flag(self, name: str, default: bool) -> bool:
-        text = self.text(name).lower()
-        known = {"": default, "1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-        if text not in known:
-            raise SpecError(f"{name}={text!r:.40}: yes or no")
-        return known[text]
 
 
 MAX_CLOCK_S = 86400.0

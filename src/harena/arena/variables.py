@@ -1,0 +1,86 @@
+"""Environment variables of `harena up` and the arena's other commands. The only module of the arena and the API that
+reads them; docs/arena.md has the table that `table` makes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from harena.errors import SpecError
+
+MAX_VALUE = 4096
+DEFAULT_DATA = "~/.local/share/harena"
+
+VARIABLES = {
+    "HARENA_DATA": f"The folder of everything that is kept, unless `--data` names one (`{DEFAULT_DATA}`)",
+    "DATABASE_URL": "`postgresql://…` or `sqlite:///…` (a SQLite file in the data folder)",
+    "SECRET_KEY": "Signs session cookies; needed with `DATABASE_URL` (made on the first start)",
+    "HARENA_ANONYMOUS_SUBMIT": "Whether submitting needs no key; only on loopback (`yes` there)",
+    "HARENA_ANONYMOUS_READ": "Whether reading needs no key (`yes`)",
+    "HARENA_METRICS_TOKEN": "Bearer token of `/metrics` for other machines (none)",
+    "HARENA_PER_DAY": "Submissions of an owner a day; 0: no limit (100)",
+    "HARENA_AT_ONCE": "Submissions of an owner under way at a time; 0: no limit (10)",
+    "HARENA_MAX_QUEUED": "Submissions that wait, of all owners (1000)",
+    "HARENA_WORKERS": "Processes that play (one for each processor)",
+    "EXECUTOR_PORT": "Port of the gRPC executor, unless `--grpc-port` names one (50051)",
+    "LOG_LEVEL": "`DEBUG`, `INFO`, `WARNING` or `ERROR` (`WARNING`; `INFO` with `--json-logs`)",
+}
+"""What each one does, and in brackets what holds without it."""
+
+WITHOUT_EFFECT = {
+    "EXECUTOR_HOST": "the executor listens on --host, as the page does",
+    "REDIS_URL": "events stay in the process",
+    "CELERY_BROKER_URL": "jobs are claimed from the database",
+    "CELERY_RESULT_BACKEND": "results are in the database",
+    "SUPABASE_URL": "files are in the data folder",
+    "SENTRY_DSN": "errors are in the log",
+    "DOCKER_HOST": "boxes are made by the local backend",
+}
+"""Variables that people set for such a service and this one does not use, and what it does instead."""
+
+
+class Environ:
+    """Reads the variables of the table, and no others."""
+
+    def __init__(self, values: Mapping[str, str] | None = None) -> None:
+        self._values = os.environ if values is None else values
+
+    def text(self, name: str) -> str:
+        if name not in VARIABLES:
+            raise KeyError(f"{name} is not in the table of variables")
+        value = self._values.get(name, "").strip()
+        if len(value) > MAX_VALUE:
+            raise SpecError(f"{name} is longer than {MAX_VALUE} characters")
+        return value
+
+    def number(self, name: str, default: int | None) -> int | None:
+        """0 means none."""
+        text = self.text(name)
+        if not text:
+            return default
+        if not text.isascii() or not text.isdigit() or len(text) > 9:
+            raise SpecError(f"{name}={text!r:.40}: a whole number, 0 for none")
+        return int(text) or None
+
+    def flag(self, name: str, default: bool) -> bool:
+        text = self.text(name).lower()
+        known = {"": default, "1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        if text not in known:
+            raise SpecError(f"{name}={text!r:.40}: yes or no")
+        return known[text]
+
+    def without_effect(self) -> dict[str, str]:
+        """Those that are set in vain, and what happens instead."""
+        return {name: instead for name, instead in WITHOUT_EFFECT.items() if self._values.get(name)}
+
+
+def data_folder() -> Path:
+    return Path(Environ().text("HARENA_DATA") or DEFAULT_DATA).expanduser()
+
+
+def table() -> str:
+    """In Markdown, for the docs."""
+    lines = [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()]
+    return "\n".join(["| variable | what it does (without it) |", "|---|---|", *lines])
