@@ -46,9 +46,9 @@ def simulate(seed: int, *, seats: int = 2, games_each: int = GAMES_EACH, draws: 
     rng = random.Random(seed)
     truth = {f"agent{number:02}": rng.gauss(0, SPREAD) for number in range(AGENTS)}
     rules = pairing.Rules(seats=seats)
-    ladder = ratings.Ladder()
+    ladder = ratings.RatingLadder()
     recent: list[tuple[str, ...]] = []
-    running: deque[ratings.Outcome] = deque()
+    running: deque[ratings.RatedOutcome] = deque()
     since = dict.fromkeys(truth, 0.0)
     for number in range(AGENTS * games_each // seats):
         field = [
@@ -60,7 +60,9 @@ def simulate(seed: int, *, seats: int = 2, games_each: int = GAMES_EACH, draws: 
             raise RuntimeError("nobody could be paired")
         recent.append(match.agents)
         since.update(dict.fromkeys(match.agents, float(number)))
-        running.append(ratings.Outcome(number=number, agents=match.agents, ranks=play(match.agents, truth, draws, rng)))
+        running.append(
+            ratings.RatedOutcome(number=number, agents=match.agents, ranks=play(match.agents, truth, draws, rng))
+        )
         if len(running) == IN_PLAY:
             ladder.apply(running.popleft())
     for outcome in running:
@@ -80,7 +82,7 @@ def play(agents: Sequence[str], truth: dict[str, float], draws: float, rng: rand
     return ratings.ranks_of([truth[agent] - math.log(rng.expovariate(1)) for agent in agents])
 
 
-def judge(board: ratings.Board, truth: dict[str, float]) -> Run:
+def judge(board: ratings.RatingBoard, truth: dict[str, float]) -> Run:
     mean = statistics.fmean(truth.values())
     true = {agent: ratings.MEAN + ratings.SCALE * (strength - mean) for agent, strength in truth.items()}
     agreed = 0
@@ -94,14 +96,14 @@ def judge(board: ratings.Board, truth: dict[str, float]) -> Run:
     )
 
 
-def big_log(agents: int, matches: int) -> list[ratings.Outcome]:
+def big_log(agents: int, matches: int) -> list[ratings.RatedOutcome]:
     rng = random.Random(0)
     truth = {f"agent{number:03}": rng.gauss(0, SPREAD) for number in range(agents)}
     names = list(truth)
-    log: list[ratings.Outcome] = []
+    log: list[ratings.RatedOutcome] = []
     for number in range(matches):
         pair = tuple(rng.sample(names, 2))
-        log.append(ratings.Outcome(number=number, agents=pair, ranks=play(pair, truth, 0.1, rng)))
+        log.append(ratings.RatedOutcome(number=number, agents=pair, ranks=play(pair, truth, 0.1, rng)))
     return log
 
 

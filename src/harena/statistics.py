@@ -143,7 +143,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Game:
+class ScoredGame:
     """What counts of a finished game; agents, scores and winner by seat."""
 
     block: int
@@ -153,7 +153,7 @@ class Game:
     winner: int | None
 
 
-def compare(games: Iterable[Game], a: int, b: int, *, seed: int = 0) -> Comparison:
+def compare(games: Iterable[ScoredGame], a: int, b: int, *, seed: int = 0) -> Comparison:
     """By the points of the games that both sat in; agents that never sat together, by their scores block by block."""
     rates: defaultdict[int, list[float]] = defaultdict(list)
     scores: dict[int, defaultdict[int, list[float]]] = {a: defaultdict(list), b: defaultdict(list)}
@@ -179,7 +179,7 @@ def _count(blocks: Blocks) -> int:
     return sum(len(group) for group in blocks.values())
 
 
-def _point(game: Game, a: int, b: int) -> float:
+def _point(game: ScoredGame, a: int, b: int) -> float:
     """1 when `a` came out above `b`, at a table of any size."""
     one, other = game.agents.index(a), game.agents.index(b)
     if game.winner in (one, other):

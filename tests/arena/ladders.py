@@ -14,10 +14,10 @@ from harena.arena.db.records import Quota
 from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
 from harena.arena.ladder.challenges import Challenges
-from harena.arena.ladder.matches import Matches
+from harena.arena.ladder.matches import MatchService
 from harena.arena.ladder.matchmaker import Matchmaker
 from harena.arena.ladder.standings import Standings
-from harena.arena.ladder.tournaments import Tournaments
+from harena.arena.ladder.tournaments import TournamentService
 from harena.arena.seasons.service import Seasons
 from harena.arena.settings import Settings
 from harena.arena.submissions.service import Submissions
@@ -39,9 +39,9 @@ class Bench:
         self.files = FileStore(self.settings.files)
         self.hub = Hub(self.store)
         self.submissions = Submissions(self.store, self.queue, self.files, self.settings, runner=runner)
-        self.matches = Matches(self.store, self.queue, self.files, self.hub, runner, self.submissions)
+        self.matches = MatchService(self.store, self.queue, self.files, self.hub, runner, self.submissions)
         self.standings = Standings(self.store)
-        self.tournaments = Tournaments(self.store, self.standings, self.matches)
+        self.tournaments = TournamentService(self.store, self.standings, self.matches)
         self.challenges = Challenges(self.store, self.matches)
         self.seasons = Seasons(self.store, self.queue, self.standings, self.matches, self.tournaments)
         if not self.store.environments.all():

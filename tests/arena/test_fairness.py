@@ -12,7 +12,7 @@ from harena.arena.db.jobs import Queue, share_of
 from harena.arena.db.models import JobState
 from harena.arena.db.store import Store
 from harena.arena.queue import workers as module
-from harena.arena.queue.workers import Lane, Workers
+from harena.arena.queue.workers import JobWorkers, Lane
 from harena.arena.submissions.evaluate import Cancelled
 
 KIND = "evaluate"
@@ -154,7 +154,7 @@ def crew(url, monkeypatch):
             self.done = threading.Event()
             lane = Lane(kinds=("evaluate", "enter", "match"), slots=slots, first="match", firm=firm)
             handlers = dict.fromkeys(lane.kinds, self.work)
-            self.workers = Workers(
+            self.workers = JobWorkers(
                 store, self.queue, handlers=handlers, lanes=[lane], on_dead=lambda job: None,
                 on_requeued=lambda job: self.yielded.append(job.payload["name"]),
             )  # fmt: skip

@@ -14,9 +14,9 @@ from test_submissions import AGENT, POLE, Bench
 from harena.arena.db.models import Board, Conflict, EnvironmentKind, FinalState, State
 from harena.arena.db.records import Outcome
 from harena.arena.events.bus import Hub
-from harena.arena.ladder.matches import Matches
+from harena.arena.ladder.matches import MatchService
 from harena.arena.ladder.standings import Standings
-from harena.arena.ladder.tournaments import Tournaments
+from harena.arena.ladder.tournaments import TournamentService
 from harena.arena.seasons import finals
 from harena.arena.seasons.service import Seasons
 from harena.arena.submissions import draws
@@ -54,8 +54,8 @@ def bench(tmp_path, runner):
     bench = Bench(tmp_path, runner)
     bench.standings = Standings(bench.store)
     hub = Hub(bench.store)
-    matches = Matches(bench.store, bench.queue, bench.files, hub, runner, bench.submissions)
-    tournaments = Tournaments(bench.store, bench.standings, matches)
+    matches = MatchService(bench.store, bench.queue, bench.files, hub, runner, bench.submissions)
+    tournaments = TournamentService(bench.store, bench.standings, matches)
     bench.seasons = Seasons(bench.store, bench.queue, bench.standings, matches, tournaments)
     yield bench
     hub.close()

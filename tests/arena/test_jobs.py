@@ -244,21 +244,21 @@ def test_a_key_makes_a_job_unique(queue):
 
 def test_position_and_eta(queue, clock):
     ids = [queue.enqueue("evaluate", {}) for _ in range(6)]
-    assert queue.place(ids[2]) == jobs.Place(position=2, eta_s=None)
+    assert queue.place(ids[2]) == jobs.QueuePlace(position=2, eta_s=None)
     job = queue.claim("evaluate", "a")
     clock.now += 10
     queue.finish(job)
-    assert queue.place(ids[0]) == jobs.Place(position=0, eta_s=0.0)
+    assert queue.place(ids[0]) == jobs.QueuePlace(position=0, eta_s=0.0)
     queue.claim("evaluate", "a")
     queue.claim("evaluate", "b")
     clock.now += 4
-    assert queue.place(ids[1]) == jobs.Place(position=0, eta_s=6.0)
-    assert queue.place(ids[3]) == jobs.Place(position=0, eta_s=16.0)
-    assert queue.place(ids[5]) == jobs.Place(position=2, eta_s=26.0)
+    assert queue.place(ids[1]) == jobs.QueuePlace(position=0, eta_s=6.0)
+    assert queue.place(ids[3]) == jobs.QueuePlace(position=0, eta_s=16.0)
+    assert queue.place(ids[5]) == jobs.QueuePlace(position=2, eta_s=26.0)
     urgent = queue.enqueue("evaluate", {}, priority=1)
     assert queue.place(urgent).position == 0
     assert queue.place(ids[5]).position == 3
-    assert queue.place(queue.enqueue("match", {})) == jobs.Place(position=0, eta_s=None)
+    assert queue.place(queue.enqueue("match", {})) == jobs.QueuePlace(position=0, eta_s=None)
     with pytest.raises(NotFound):
         queue.place(10**9)
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from ladders import GAME, Bench
 
-from harena.arena.db.events import Notice
+from harena.arena.db.events import EventNotice
 from harena.arena.db.models import Conflict, EnvironmentKind, JobState, MatchKind, MatchState
 from harena.arena.ladder import matchmaker as module
 from harena.arena.ladder import pairing, roster
@@ -238,7 +238,7 @@ def test_a_host_can_bench_an_agent_for_another_reason(bench):
 def test_its_own_news_do_not_wake_it_and_those_of_others_do(bench):
     def wakes(topic, kind):
         bench.matchmaker._bell.clear()
-        bench.matchmaker._heard(Notice(number=1, topic=topic, kind=kind, body={}, created_at=0.0))
+        bench.matchmaker._heard(EventNotice(number=1, topic=topic, kind=kind, body={}, created_at=0.0))
         return bench.matchmaker._bell.is_set()
 
     assert not wakes(f"matches:{GAME}", "scheduled")

@@ -9,7 +9,7 @@ from collections import Counter, deque
 import pytest
 
 from harena.arena.ladder import ratings
-from harena.arena.ladder.pairing import Candidate, Pairing, Reason, Rules, bench_rule, choose
+from harena.arena.ladder.pairing import Candidate, LadderPairing, Reason, Rules, bench_rule, choose
 from harena.arena.ladder.ratings import Rating
 from harena.errors import SpecError
 from harena.match.result import SeatStatus
@@ -29,7 +29,7 @@ def field(n: int, **more: float) -> list[Candidate]:
 
 def pick(
     candidates: list[Candidate], recent=(), running=(), *, seed: int = 0, now: float = 0.0, **rules: object
-) -> Pairing | None:
+) -> LadderPairing | None:
     return choose(candidates, list(recent), running, rng=random.Random(seed), now=now, rules=Rules(**rules))  # type: ignore[arg-type]
 
 
@@ -162,7 +162,7 @@ def test_rules_without_sense_are_refused(rule: dict[str, float]) -> None:
 def test_a_ladder_finds_the_order_of_its_agents() -> None:
     rng = random.Random(11)
     truth = {f"a{k:02}": rng.gauss(0, 1) for k in range(40)}
-    ladder, recent, running = ratings.Ladder(), list[tuple[str, ...]](), deque[tuple[int, tuple[str, ...]]]()
+    ladder, recent, running = ratings.RatingLadder(), list[tuple[str, ...]](), deque[tuple[int, tuple[str, ...]]]()
     last = dict.fromkeys(truth, 0.0)
     for number in range(800):
         agents = [Candidate(agent=agent, rating=ladder.rating(agent), waiting_since=last[agent]) for agent in truth]
@@ -174,7 +174,7 @@ def test_a_ladder_finds_the_order_of_its_agents() -> None:
         if len(running) == 3:
             done, table = running.popleft()
             scores = [truth[agent] - math.log(rng.expovariate(1)) for agent in table]
-            ladder.apply(ratings.Outcome(number=done, agents=table, ranks=ratings.ranks_of(scores)))
+            ladder.apply(ratings.RatedOutcome(number=done, agents=table, ranks=ratings.ranks_of(scores)))
     board = ratings.refit(ladder.log)
     order = [truth[entry.agent] for entry in board.entries]
     agreed = sum(1 if above > below else -1 for k, above in enumerate(order) for below in order[k + 1 :])

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from harena.arena.ladder.ratings import (
     MEAN,
     SCALE,
-    Board,
     Elo,
-    Entry,
-    Ladder,
-    Outcome,
+    RatedOutcome,
     Rating,
+    RatingBoard,
+    RatingEntry,
+    RatingLadder,
     bradley_terry,
     fold,
     ranks_of,
@@ -32,32 +32,32 @@ from harena.errors import SpecError
 AGENTS = ("ada", "bob", "cyd", "dan", "eve")
 
 
-def games(a: str, b: str, *, wins: int = 0, losses: int = 0, draws: int = 0, first: int = 0) -> list[Outcome]:
+def games(a: str, b: str, *, wins: int = 0, losses: int = 0, draws: int = 0, first: int = 0) -> list[RatedOutcome]:
     ranks = [(1, 2)] * wins + [(2, 1)] * losses + [(1, 1)] * draws
-    return [Outcome(number=first + n, agents=(a, b), ranks=rank) for n, rank in enumerate(ranks)]
+    return [RatedOutcome(number=first + n, agents=(a, b), ranks=rank) for n, rank in enumerate(ranks)]
 
 
-def entries(board: Board) -> dict[str, Entry]:
+def entries(board: RatingBoard) -> dict[str, RatingEntry]:
     return {entry.agent: entry for entry in board.entries}
 
 
-def random_log(seed: int, truth: dict[str, float], matches: int, seats: int = 2) -> list[Outcome]:
+def random_log(seed: int, truth: dict[str, float], matches: int, seats: int = 2) -> list[RatedOutcome]:
     rng = random.Random(seed)
-    log: list[Outcome] = []
+    log: list[RatedOutcome] = []
     for number in range(matches):
         agents = tuple(rng.sample(sorted(truth), seats))
         ranks = ranks_of([truth[agent] - math.log(rng.expovariate(1)) for agent in agents])
-        log.append(Outcome(number=number, agents=agents, ranks=ranks))
+        log.append(RatedOutcome(number=number, agents=agents, ranks=ranks))
     return log
 
 
 @st.composite
-def logs(draw: st.DrawFn) -> list[Outcome]:
-    rows: list[Outcome] = []
+def logs(draw: st.DrawFn) -> list[RatedOutcome]:
+    rows: list[RatedOutcome] = []
     for number in range(draw(st.integers(0, 25))):
         agents = draw(st.lists(st.sampled_from(AGENTS), min_size=2, max_size=4, unique=True))
         ranks = draw(st.lists(st.integers(1, 3), min_size=len(agents), max_size=len(agents)))
-        rows.append(Outcome(number=number, agents=tuple(agents), ranks=tuple(ranks), rated=draw(st.booleans())))
+        rows.append(RatedOutcome(number=number, agents=tuple(agents), ranks=tuple(ranks), rated=draw(st.booleans())))
     return rows
 
 
@@ -82,7 +82,7 @@ def test_scores_that_cannot_be_ranked_are_refused(scores: list[float], winner: i
 @pytest.mark.parametrize(("agents", "ranks"), [(("ada", "ada"), (1, 2)), (("ada",), (1,)), (("ada", "bob"), (1,))])
 def test_a_rated_row_that_compares_nothing_is_refused(agents: tuple[str, ...], ranks: tuple[int, ...]) -> None:
     with pytest.raises(SpecError):
-        Outcome(number=1, agents=agents, ranks=ranks)
+        RatedOutcome(number=1, agents=agents, ranks=ranks)
 
 
 # ---- the fold ----
@@ -91,12 +91,12 @@ def test_a_rated_row_that_compares_nothing_is_refused(agents: tuple[str, ...], r
 @given(logs(), st.randoms(use_true_random=False), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_results_count_in_order_of_creation_whatever_order_they_arrive_in(
-    log: list[Outcome], shuffler: random.Random, elo: bool
+    log: list[RatedOutcome], shuffler: random.Random, elo: bool
 ) -> None:
     parents = {"bob": "ada", "cyd": "bob"}
     arrived = list(log)
     shuffler.shuffle(arrived)
-    ladder = Ladder(model=Elo() if elo else None, parents=parents)
+    ladder = RatingLadder(model=Elo() if elo else None, parents=parents)
     for outcome in arrived:
         ladder.apply(outcome)
     rebuilt = fold(arrived, model=Elo() if elo else None, parents=parents)
@@ -106,20 +106,20 @@ def test_results_count_in_order_of_creation_whatever_order_they_arrive_in(
 
 
 def test_a_result_that_is_told_twice_counts_once() -> None:
-    row = Outcome(number=4, agents=("ada", "bob"), ranks=(1, 2))
+    row = RatedOutcome(number=4, agents=("ada", "bob"), ranks=(1, 2))
     assert fold([row, row]).ratings == fold([row]).ratings
 
 
 def test_two_different_results_of_one_match_are_refused() -> None:
-    ladder = fold([Outcome(number=4, agents=("ada", "bob"), ranks=(1, 2))])
+    ladder = fold([RatedOutcome(number=4, agents=("ada", "bob"), ranks=(1, 2))])
     before = ladder.ratings
     with pytest.raises(SpecError, match="match 4"):
-        ladder.apply(Outcome(number=4, agents=("ada", "bob"), ranks=(2, 1)))
+        ladder.apply(RatedOutcome(number=4, agents=("ada", "bob"), ranks=(2, 1)))
     assert ladder.ratings == before
 
 
 def test_a_challenge_moves_no_rating() -> None:
-    challenge = Outcome(number=1, agents=("ada", "ada"), ranks=(1, 2), rated=False)
+    challenge = RatedOutcome(number=1, agents=("ada", "ada"), ranks=(1, 2), rated=False)
     assert fold([challenge]).ratings == {}
     assert refit([challenge]).entries == ()
 
@@ -141,7 +141,7 @@ def test_one_win_between_strangers_gives_the_known_plackett_luce_rating() -> Non
 
 
 def test_a_draw_at_a_table_of_three_between_equals_changes_no_order() -> None:
-    ladder = fold([Outcome(number=1, agents=("ada", "bob", "cyd"), ranks=(1, 1, 1))])
+    ladder = fold([RatedOutcome(number=1, agents=("ada", "bob", "cyd"), ranks=(1, 1, 1))])
     assert len({round(ladder.rating(agent).mu, 9) for agent in ("ada", "bob", "cyd")}) == 1
 
 
@@ -151,7 +151,7 @@ def test_a_new_version_inherits_the_rating_but_less_sure() -> None:
     assert ada.mu == second.mu == third.mu
     assert ada.sigma < second.sigma < third.sigma <= 25 / 3
     assert second.games == 0
-    ladder.apply(Outcome(number=100, agents=("ada2", "bob"), ranks=(1, 2)))
+    ladder.apply(RatedOutcome(number=100, agents=("ada2", "bob"), ranks=(1, 2)))
     assert ladder.rating("ada2").mu > ada.mu
     assert ladder.rating("ada") == ada
 
@@ -178,7 +178,7 @@ def test_an_origin_cannot_be_changed_or_circular() -> None:
 def test_elo_moves_by_half_of_k_between_equals_and_keeps_the_sum() -> None:
     ladder = fold(games("ada", "bob", wins=1), model=Elo(k=20))
     assert (ladder.rating("ada").mu, ladder.rating("bob").mu) == (1510, 1490)
-    table = fold([Outcome(number=1, agents=("ada", "bob", "cyd"), ranks=(1, 2, 3))], model=Elo(k=20))
+    table = fold([RatedOutcome(number=1, agents=("ada", "bob", "cyd"), ranks=(1, 2, 3))], model=Elo(k=20))
     assert [table.rating(agent).mu for agent in ("ada", "bob", "cyd")] == [1510, 1500, 1490]
 
 
@@ -246,7 +246,7 @@ def test_the_fit_is_the_one_that_plain_gradient_ascent_finds() -> None:
     assert strengths == pytest.approx([found[agent] for agent in AGENTS], abs=2e-3)
 
 
-def field_variance(log: list[Outcome], strengths: npt.NDArray[np.float64]) -> float:
+def field_variance(log: list[RatedOutcome], strengths: npt.NDArray[np.float64]) -> float:
     """At which the field reproduces itself, with two more agents at a standard deviation of 2."""
     n, total = len(AGENTS), tally(log).wins + tally(log).wins.T
     p = 1 / (1 + np.exp(strengths[None, :] - strengths[:, None]))
@@ -320,7 +320,7 @@ def test_before_the_first_match_everybody_could_be_anywhere() -> None:
 
 
 def test_nothing_played_makes_an_empty_board() -> None:
-    assert refit([]) == Board(entries=(), components=())
+    assert refit([]) == RatingBoard(entries=(), components=())
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, math.nan])
@@ -330,7 +330,7 @@ def test_a_board_refuses_a_confidence_without_sense(confidence: float) -> None:
 
 
 def test_a_match_weighs_the_same_for_an_agent_at_any_table() -> None:
-    table = tally([Outcome(number=1, agents=AGENTS, ranks=(1, 2, 3, 4, 4))])
+    table = tally([RatedOutcome(number=1, agents=AGENTS, ranks=(1, 2, 3, 4, 4))])
     assert (table.wins + table.wins.T).sum(axis=1) == pytest.approx(np.ones(5))
     assert table.wins[3, 4] == table.wins[4, 3] == 1 / 8
     assert table.games.tolist() == [1] * 5

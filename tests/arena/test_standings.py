@@ -141,7 +141,7 @@ def test_elo_is_an_option_and_a_change_of_mind_rates_the_season_anew(bench):
     bench.store.environments.put(GAME, models.EnvironmentKind.LADDER, settings={"model": "elo"})
     settle(bench)
     expected = ratings.fold(
-        [ratings.Outcome(number=n, agents=(one, other), ranks=(1, 2)) for n in range(3)], model=ratings.Elo()
+        [ratings.RatedOutcome(number=n, agents=(one, other), ranks=(1, 2)) for n in range(3)], model=ratings.Elo()
     )
     latest = bench.store.ratings.latest(GAME, season_id=bench.season.id)
     assert {key: latest[key].mu for key in latest} == {key: one.mu for key, one in expected.ratings.items()}

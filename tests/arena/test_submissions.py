@@ -31,7 +31,7 @@ from harena.arena.db.records import Quota
 from harena.arena.db.store import Store
 from harena.arena.queue import workers as workers_module
 from harena.arena.queue.kinds import BY_NAME, DESK, KINDS, MATCH
-from harena.arena.queue.workers import Workers
+from harena.arena.queue.workers import JobWorkers
 from harena.arena.settings import Settings
 from harena.arena.submissions import service as module
 from harena.arena.submissions.evaluate import EvaluationVoid, commitment, seeds
@@ -78,7 +78,7 @@ class Bench:
         self.workers = None
 
     def work(self):
-        self.workers = Workers(
+        self.workers = JobWorkers(
             self.store, self.queue,
             handlers={kind.name: kind.handler(self) for kind in KINDS if kind not in (MATCH, DESK)},
             slots={"evaluate": 2, "script": 1, "enter": 1, "final": 1},

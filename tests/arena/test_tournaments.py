@@ -11,7 +11,7 @@ from ladders import GAME, Bench
 from harena.arena.db.models import Conflict, EnvironmentKind, MatchKind, MatchState, NotFound, TournamentState
 from harena.arena.ladder import tournaments as module
 from harena.arena.ladder.fold import Fold
-from harena.arena.ladder.tournaments import FORMATS, Tournaments
+from harena.arena.ladder.tournaments import FORMATS, TournamentService
 from harena.errors import SpecError
 
 FINISHED, RUNNING, CANCELLED = TournamentState.FINISHED, TournamentState.RUNNING, TournamentState.CANCELLED
@@ -31,7 +31,7 @@ def finish(bench, made, *, restart=False, steps=300):
     tournaments = bench.tournaments
     for _ in range(steps):
         if restart:
-            tournaments = Tournaments(bench.store, bench.standings, bench.matches)
+            tournaments = TournamentService(bench.store, bench.standings, bench.matches)
         tournaments.advance()
         if tournaments.get(made.id).state is not RUNNING:
             return tournaments.get(made.id)
@@ -104,7 +104,7 @@ def test_void_games_are_played_again_on_the_same_seed_and_given_up_in_the_end(be
         bench.tournaments.advance()
         for match in bench.store.matches.open():
             bench.end(match, state=MatchState.VOID if match.pairing == 0 else MatchState.FINISHED)
-        bench.tournaments = Tournaments(bench.store, bench.standings, bench.matches)
+        bench.tournaments = TournamentService(bench.store, bench.standings, bench.matches)
     bench.tournaments.advance()
     assert bench.tournaments.get(made.id).state is FINISHED
     first = [match for match in bench.store.matches.where(tournament_id=made.id) if match.pairing == 0]

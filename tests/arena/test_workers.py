@@ -11,7 +11,7 @@ from harena.arena.db import jobs as jobs_module
 from harena.arena.db.models import Conflict, JobState
 from harena.arena.db.store import Store
 from harena.arena.queue import workers as module
-from harena.arena.queue.workers import TryAgain, Workers
+from harena.arena.queue.workers import JobWorkers, TryAgain
 from harena.arena.submissions.evaluate import Cancelled, EvaluationVoid
 from harena.errors import BoxLost, HarenaError, Retry, SpecError
 
@@ -37,7 +37,7 @@ def crew(store, queue):
 
     def make(handler, *, slots=1, start=True, **more):
         seen = {"dead": [], "requeued": []}
-        workers = Workers(
+        workers = JobWorkers(
             store, queue, handlers={"work": handler}, slots={"work": slots}, on_dead=seen["dead"].append,
             on_requeued=seen["requeued"].append, **more,
         )  # fmt: skip

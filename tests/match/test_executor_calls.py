@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 
 from harena.match.executor import config, replays, server, service
 from harena.match.executor.matches import BACKLOG, Watcher
-from harena.match.executor.orders import Refused
+from harena.match.executor.orders import CallRefused
 from harena.match.executor.pb import executor_pb2 as pb
 
 Code = grpc.StatusCode
@@ -300,12 +300,12 @@ class Names:
 
     def admit(self, method: str, metadata: dict[str, str]) -> str:
         if "x-name" not in metadata:
-            raise Refused(Code.UNAUTHENTICATED, "who are you?")
+            raise CallRefused(Code.UNAUTHENTICATED, "who are you?")
         return metadata["x-name"]
 
     def charge(self, method: str, caller: str, peer: str) -> None:
         if caller == "greedy":
-            raise Refused(Code.RESOURCE_EXHAUSTED, "not so fast")
+            raise CallRefused(Code.RESOURCE_EXHAUSTED, "not so fast")
 
 
 def test_a_match_is_its_callers_and_nobody_elses(runner: FakeRunner, tmp_path: Path) -> None:
@@ -349,14 +349,14 @@ def test_the_oldest_replays_go_when_there_are_too_many(tmp_path: Path) -> None:
             file.write_bytes(b"x" * 1000)
             os.utime(file, (number, number))
     (tmp_path / "mine.txt").write_text("kept")
-    replays.Store(config.Replay(folder=tmp_path, max_files=20))._sweep()
+    replays.ReplayStore(config.ReplaySection(folder=tmp_path, max_files=20))._sweep()
     left = {int(file.name.split(".")[2]) for file in tmp_path.glob("m.*")}
     assert left == set(range(21, 30))
     assert (tmp_path / "mine.txt").exists()
     big = tmp_path / f"{replays.file_name('big', 0)}.json"
     big.write_bytes(b"x" * (2 << 20))
     os.utime(big, (1, 1))
-    replays.Store(config.Replay(folder=tmp_path, max_mb=1))._sweep()
+    replays.ReplayStore(config.ReplaySection(folder=tmp_path, max_mb=1))._sweep()
     assert not big.exists()
     assert len(list(tmp_path.glob("m.*"))) == 18
 
@@ -389,5 +389,5 @@ def test_old_replays_go_and_other_files_stay(tmp_path: Path) -> None:
         path.write_text("{}")
     for path in (old, other):
         os.utime(path, (1, 1))
-    replays.Store(config.Replay(folder=tmp_path, keep_days=1))._sweep()
+    replays.ReplayStore(config.ReplaySection(folder=tmp_path, keep_days=1))._sweep()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([young.name, other.name])

@@ -18,7 +18,7 @@ from harena.match import registry, spaces
 from harena.match.game import BaseGame, Game, IllegalAction, Outcome
 from harena.match.replay import format as fmt
 from harena.match.replay import replay
-from harena.match.replay.replay import Recorder, Replay, ReplayError
+from harena.match.replay.replay import Replay, ReplayError, ReplayRecorder
 
 BUILT_IN = ["connect_four-v1", "leduc-v1", "pong-v1", "rps-v1", "tictactoe-v1", "tron-v1"]
 
@@ -39,7 +39,7 @@ def recorded(
     rng, clock = random.Random(seed), random.Random(clock_seed)
     names = agents or [f"agent{seat}" for seat in range(game.seats)]
     game.reset(seed)
-    recorder = Recorder(
+    recorder = ReplayRecorder(
         game, environment=game.id, seed=seed, config=config or {}, match_id=f"m{clock_seed}", agents=names
     )
     for _ in range(stop if stop is not None else game.max_steps):
@@ -163,7 +163,9 @@ def test_the_order_in_which_seats_answered_does_not_show():
     parts: list[bytes] = []
     for order in ((0, 1), (1, 0)):
         game.reset(0)
-        recorder = Recorder(game, environment="rps-v1", seed=0, config={"rounds": 1}, match_id="", agents=["a", "b"])
+        recorder = ReplayRecorder(
+            game, environment="rps-v1", seed=0, config={"rounds": 1}, match_id="", agents=["a", "b"]
+        )
         game.step({0: 0, 1: 1})
         recorder.step({seat: game.action_space(seat).encode(seat) for seat in order}, {0: 1, 1: 2})
         data = recorder.finish(

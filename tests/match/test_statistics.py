@@ -10,7 +10,7 @@ import random
 import pytest
 
 from harena import statistics
-from harena.statistics import Game, Interval, bootstrap, compare, paired_difference, t_interval, wilson
+from harena.statistics import Interval, ScoredGame, bootstrap, compare, paired_difference, t_interval, wilson
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_only_blocks_that_both_played_count() -> None:
 # ---- verdicts ----
 
 
-def duel(seeds: int, won_by: int | None, mirrored: bool = True) -> list[Game]:
+def duel(seeds: int, won_by: int | None, mirrored: bool = True) -> list[ScoredGame]:
     orders = [(0, 1), (1, 0)] if mirrored else [(0, 1)]
     return [
-        Game(seed, order, (0.0, 0.0), None if won_by is None else order.index(won_by))
+        ScoredGame(seed, order, (0.0, 0.0), None if won_by is None else order.index(won_by))
         for seed in range(seeds)
         for order in orders
     ]
@@ -137,13 +137,13 @@ def test_draws_show_no_difference() -> None:
 
 
 def test_who_always_wins_from_the_first_seat_is_no_better() -> None:
-    games = [Game(seed, order, (1.0, -1.0), 0) for seed in range(50) for order in ((0, 1), (1, 0))]
+    games = [ScoredGame(seed, order, (1.0, -1.0), 0) for seed in range(50) for order in ((0, 1), (1, 0))]
     assert compare(games, 0, 1).winner is None
 
 
 def test_at_a_table_of_four_the_higher_score_is_ahead() -> None:
     games = [
-        Game(seed, order, tuple(float(-agent) for agent in order), order.index(0))
+        ScoredGame(seed, order, tuple(float(-agent) for agent in order), order.index(0))
         for seed, order in enumerate(itertools.permutations(range(4)))
     ]
     for a, b in itertools.combinations(range(4), 2):
@@ -151,14 +151,14 @@ def test_at_a_table_of_four_the_higher_score_is_ahead() -> None:
 
 
 def test_agents_of_one_seat_are_compared_on_the_same_seeds() -> None:
-    games = [Game(seed, (agent,), (seed * 10.0 + agent,), None) for seed in range(8) for agent in (0, 1)]
+    games = [ScoredGame(seed, (agent,), (seed * 10.0 + agent,), None) for seed in range(8) for agent in (0, 1)]
     verdict = compare(games, 0, 1)
     assert (verdict.winner, verdict.rate.value, verdict.difference.value) == (1, 0.0, -1.0)
     assert compare(games[:8], 0, 1).winner is None
 
 
 def test_agents_that_share_no_seed_cannot_be_compared() -> None:
-    verdict = compare([Game(1, (0,), (5.0,), None), Game(2, (1,), (1.0,), None)], 0, 1)
+    verdict = compare([ScoredGame(1, (0,), (5.0,), None), ScoredGame(2, (1,), (1.0,), None)], 0, 1)
     assert verdict.winner is None
     assert json.dumps(verdict.as_json(), allow_nan=False)
 

@@ -8,7 +8,7 @@ import pytest
 from harena.errors import BoxError
 from harena.match import registry
 from harena.match.agent import load as agents
-from harena.match.agent.validate import Validation, in_words, validate
+from harena.match.agent.validate import AgentValidation, in_words, validate
 from harena.match.result import Clock, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
@@ -45,7 +45,7 @@ def refused(play: Play, environment: str = "connect_four") -> str:
 
 def test_it_plays_against_itself_in_every_seat() -> None:
     play = Play({}, {}, {}, {})
-    assert validate(AGENT, "tron", play=play, seed=5) == Validation(True)
+    assert validate(AGENT, "tron", play=play, seed=5) == AgentValidation(True)
     (spec,) = play.asked
     assert (len(spec.agents), spec.seed, spec.record) == (4, 5, False)
     assert {code.files["agent.py"] for code in spec.agents} == {AGENT}
@@ -145,7 +145,7 @@ def test_spaces_are_told_in_words() -> None:
     ],
 )
 def test_every_example_is_valid(path: str, environment: str) -> None:
-    assert validate(EXAMPLES / path, environment) == Validation(True)
+    assert validate(EXAMPLES / path, environment) == AgentValidation(True)
 
 
 @pytest.mark.parametrize(

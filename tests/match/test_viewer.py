@@ -15,7 +15,7 @@ from browser import Browser
 from harena.match import registry, spaces
 from harena.match.game import BaseGame, IllegalAction, Outcome
 from harena.match.replay import replay, viewer
-from harena.match.replay.replay import Recorder, Replay
+from harena.match.replay.replay import Replay, ReplayRecorder
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u2028&lt;"
 BUILT_IN = ["connect_four-v1", "leduc-v1", "pong-v1", "rps-v1", "tictactoe-v1", "tron-v1"]
@@ -40,7 +40,7 @@ def played(environment: str, *, names: Sequence[str] = (), steps: int = 10_000, 
     game = registry.make(environment)
     game.reset(3)
     agents = names or [f"agent{seat}" for seat in range(game.seats)]
-    recorder = Recorder(game, environment=game.id, seed=3, config={}, match_id="m1", agents=agents)
+    recorder = ReplayRecorder(game, environment=game.id, seed=3, config={}, match_id="m1", agents=agents)
     for number in range(steps):
         if not game.to_move():
             break
@@ -346,7 +346,7 @@ class Strange(BaseGame):
 
 def strange() -> Replay:
     game = Strange()
-    recorder = Recorder(game, environment=game.id, seed=0, config={}, match_id="", agents=["one"])
+    recorder = ReplayRecorder(game, environment=game.id, seed=0, config={}, match_id="", agents=["one"])
     while game.to_move():
         game.step({0: HOSTILE})
         recorder.step({0: game.action_space(0).encode(HOSTILE)}, {0: 5})

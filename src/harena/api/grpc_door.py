@@ -20,7 +20,7 @@ from harena.arena.db.models import KeyRefused, Scope
 from harena.arena.db.store import Store
 from harena.arena.settings import Settings
 from harena.match.executor import server
-from harena.match.executor.orders import Refused
+from harena.match.executor.orders import CallRefused
 
 RUNS = frozenset({"RunMatch", "WatchMatch", "ValidateAgent"})
 """Calls that may start a box."""
@@ -53,7 +53,7 @@ class Keys:
         if not shown:
             if scope is Scope.READ and self._settings.anonymous_read:
                 return ""
-            raise Refused(grpc.StatusCode.UNAUTHENTICATED, NEEDS_KEY.format(scope.value))
+            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, NEEDS_KEY.format(scope.value))
         return self._key(shown, scope).owner
 
     def _key(self, shown: str, scope: Scope) -> Key:
@@ -66,7 +66,7 @@ class Keys:
                     self._store.keys.authenticate(shown, other)
                     live = True
             code = grpc.StatusCode.PERMISSION_DENIED if live else grpc.StatusCode.UNAUTHENTICATED
-            raise Refused(code, str(error)) from None
+            raise CallRefused(code, str(error)) from None
 
     def charge(self, method: str, caller: str, peer: str) -> None:
         address, loopback = address_of(_client(peer))
@@ -74,7 +74,7 @@ class Keys:
             return
         wait_s = self._buckets[_kind(method)].take(address)
         if wait_s:
-            raise Refused(
+            raise CallRefused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"this address asks too often: try again in {wait_s:.0f} s"
             )
 

@@ -25,7 +25,7 @@ from harena.api.errors import ApiError
 from harena.api.limits import Limits
 from harena.api.metrics import Metrics
 from harena.arena.arena import Arena
-from harena.arena.db.events import Notice
+from harena.arena.db.events import EventNotice
 from harena.arena.events.bus import MAX_FRAMES, RESET, frames_topic
 
 HEARTBEAT_S = 15.0
@@ -139,7 +139,7 @@ class Live:
                 headers={"Retry-After": "10"},
             )  # fmt: skip
 
-    def _told(self, notice: Notice) -> None:
+    def _told(self, notice: EventNotice) -> None:
         """By the hub's thread."""
         with self._lock:
             streams = list(self._streams.get(notice.topic, ()))
@@ -168,7 +168,7 @@ class Live:
                 for item in fresh:
                     yield RESET_EVENT if item is None else encoded(item)
 
-    def _missed(self, topics: Collection[str], after: int) -> list[Notice | None]:
+    def _missed(self, topics: Collection[str], after: int) -> list[EventNotice | None]:
         store = self._arena.store
         if after > store.events.last() or after + 1 < store.events.first():
             return [None]
@@ -285,7 +285,7 @@ class _Watch:
                 viewer.put(b"".join(events))
 
 
-def encoded(notice: Notice) -> bytes:
+def encoded(notice: EventNotice) -> bytes:
     """The kinds are ours; data is JSON, which has no line breaks."""
     return b"id: %d\ndata: %b\n\n" % (notice.number, msgspec.json.encode(views.notice(notice)))
 

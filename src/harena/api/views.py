@@ -12,18 +12,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 from harena.arena.db.environments import Environment
-from harena.arena.db.events import Notice
-from harena.arena.db.jobs import Job, Place
+from harena.arena.db.events import EventNotice
+from harena.arena.db.jobs import QueuedJob, QueuePlace
 from harena.arena.db.keys import Key
-from harena.arena.db.matches import Match
+from harena.arena.db.matches import MatchRecord
 from harena.arena.db.models import ACTIVE, EnvironmentKind, Kind, MatchState, State, unmarked
 from harena.arena.db.ratings import StoredRating
 from harena.arena.db.records import Entry, Evaluation, Submission
 from harena.arena.db.seasons import Season
 from harena.arena.ladder.ratings import points as board_points
-from harena.arena.ladder.roster import Bench
-from harena.arena.ladder.standings import Opponent, Standing
-from harena.arena.ladder.tournaments import Tournament
+from harena.arena.ladder.roster import BenchRecord
+from harena.arena.ladder.standings import BoardStanding, OpponentRecord
+from harena.arena.ladder.tournaments import TournamentRecord
 from harena.arena.seasons.finals import Finalist
 from harena.arena.settings import EnvironmentSettings
 from harena.arena.submissions import draws, evaluate
@@ -104,7 +104,7 @@ def score_entry(entry: Entry, rank: int, *, version: int, anonymous: bool, tries
     }  # fmt: skip
 
 
-def standing(line: Standing, spark: Sequence[float]) -> Shape:
+def standing(line: BoardStanding, spark: Sequence[float]) -> Shape:
     """Of a ladder, or of a season that has ended."""
     games = line.board.value == "ladder"
     return {
@@ -130,8 +130,8 @@ def contract_entry(entry: Shape, env_id: str, kind: str) -> Shape:
 
 
 def submission(
-    of: Submission, *, mine: bool, sees: bool, place: Place | None = None, latest: Evaluation | None = None,
-    line: Shape | None = None, bench: Bench | None = None, finalist: Finalist | None = None, ended: bool = False,
+    of: Submission, *, mine: bool, sees: bool, place: QueuePlace | None = None, latest: Evaluation | None = None,
+    line: Shape | None = None, bench: BenchRecord | None = None, finalist: Finalist | None = None, ended: bool = False,
 ) -> Shape:  # fmt: skip
     """`ended`: its season has, so that what happened in hidden episodes may be shown."""
     hidden = of.kind is Kind.VERIFIED and not ended
@@ -216,7 +216,7 @@ def ratings(history: Sequence[StoredRating]) -> Shape:
     return {"points": shapes}
 
 
-def opponent(of: Opponent) -> Shape:
+def opponent(of: OpponentRecord) -> Shape:
     return {
         "submission_id": of.submission_id, "owner": of.owner, "algorithm": of.algorithm, "version": of.version,
         "games": of.games, "wins": of.wins, "draws": of.draws, "losses": of.losses,
@@ -226,7 +226,7 @@ def opponent(of: Opponent) -> Shape:
 # Matches
 
 
-def match(of: Match, known: Mapping[str, Submission], seen: frozenset[str]) -> Shape:
+def match(of: MatchRecord, known: Mapping[str, Submission], seen: frozenset[str]) -> Shape:
     """`seen`: submissions whose private parts the caller may see."""
     seats: list[Shape] = []
     for number, seat in enumerate(of.seats):
@@ -259,7 +259,7 @@ def key(of: Key) -> Shape:
     }  # fmt: skip
 
 
-def job(of: Job) -> Shape:
+def job(of: QueuedJob) -> Shape:
     return {
         "id": of.id, "kind": of.kind, "state": of.state.value, "attempts": of.attempts, "max_attempts": of.max_attempts,
         "worker": of.worker, "reason": of.reason, "payload": of.payload, "created_at": time_text(of.created_at),
@@ -267,7 +267,7 @@ def job(of: Job) -> Shape:
     }  # fmt: skip
 
 
-def notice(of: Notice) -> Shape:
+def notice(of: EventNotice) -> Shape:
     return {"topic": of.topic, "kind": of.kind, "body": {k: v for k, v in of.body.items() if k not in PRIVATE}}
 
 
@@ -279,7 +279,7 @@ def _seconds(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-def tournament(of: Tournament, known: Mapping[str, Submission], *, brief: bool = False) -> Shape:
+def tournament(of: TournamentRecord, known: Mapping[str, Submission], *, brief: bool = False) -> Shape:
     """`brief`, for lists: without its rounds, which may be thousands of matches."""
     participants = [
         {"submission_id": one, "owner": who.owner if who else "", "algorithm": who.algorithm if who else "",

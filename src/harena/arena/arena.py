@@ -15,19 +15,19 @@ from typing import Any
 
 from harena.arena.db.environments import Environment
 from harena.arena.db.files import FileStore
-from harena.arena.db.jobs import Job
+from harena.arena.db.jobs import QueuedJob
 from harena.arena.db.models import EnvironmentKind, NotFound
 from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
 from harena.arena.ladder.challenges import Challenges
-from harena.arena.ladder.matches import Matches
+from harena.arena.ladder.matches import MatchService
 from harena.arena.ladder.matchmaker import Matchmaker
 from harena.arena.ladder.standings import Standings
-from harena.arena.ladder.tournaments import Tournaments
+from harena.arena.ladder.tournaments import TournamentService
 from harena.arena.lock import FolderLock
 from harena.arena.queue.desk import Desk
 from harena.arena.queue.kinds import BY_NAME, KINDS
-from harena.arena.queue.workers import Lane, Workers
+from harena.arena.queue.workers import JobWorkers, Lane
 from harena.arena.seasons.service import Seasons
 from harena.arena.settings import EnvironmentSettings, Settings
 from harena.arena.submissions.service import Submissions
@@ -66,15 +66,15 @@ class Arena:
         self.runner = opened.enter_context(Runner(settings.workers))
         self.submissions = Submissions(self.store, self.queue, self.files, settings, runner=self.runner)
         self.desk = Desk(self.queue, self.runner)
-        self.matches = Matches(self.store, self.queue, self.files, self.hub, self.runner, self.submissions)
+        self.matches = MatchService(self.store, self.queue, self.files, self.hub, self.runner, self.submissions)
         self.standings = Standings(self.store)
-        self.tournaments = Tournaments(self.store, self.standings, self.matches)
+        self.tournaments = TournamentService(self.store, self.standings, self.matches)
         self.challenges = Challenges(self.store, self.matches)
         self.seasons = Seasons(self.store, self.queue, self.standings, self.matches, self.tournaments)
         self.matchmaker = Matchmaker(
             self.store, self.queue, self.hub, self.matches, self.standings, also=[self.tournaments.advance]
         )  # fmt: skip
-        self.workers = Workers(
+        self.workers = JobWorkers(
             self.store,
             self.queue,
             handlers={kind.name: kind.handler(self) for kind in KINDS},
@@ -153,7 +153,7 @@ class Arena:
             return self.store.environments.get(env_id)
         return None
 
-    def _dead(self, job: Job) -> None:
+    def _dead(self, job: QueuedJob) -> None:
         """Inside the transaction that gave it up."""
         kind = BY_NAME.get(job.kind)
         if kind is not None:  # a newer Harena may have left jobs that this one does not know

@@ -15,7 +15,7 @@ from harena.api.errors import ApiError, not_found
 from harena.api.live import EventStream
 from harena.api.routes.environments import MAX_SEASON, EnvId
 from harena.api.routes.submissions import Limit, OptionalName, find, own
-from harena.arena.db.matches import Match
+from harena.arena.db.matches import MatchRecord
 from harena.arena.db.models import MAX_NAME, MatchState
 from harena.match.replay import viewer
 
@@ -158,19 +158,19 @@ def cancel_tournament(api: ApiOf, who: Host, tournament_id: str) -> Response:
     return reply(views.tournament(ended, api.queries.by_id(ended.participants)))
 
 
-def describe(api: Api, who: Principal, found: list[Match]) -> list[views.Shape]:
+def describe(api: Api, who: Principal, found: list[MatchRecord]) -> list[views.Shape]:
     known = api.queries.by_id({seat.submission_id for one in found for seat in one.seats})
     seen = frozenset(name for name, submission in known.items() if who.sees(submission))
     return [views.match(one, known, seen) for one in found]
 
 
-def _find(api: Api, match_id: str) -> Match:
+def _find(api: Api, match_id: str) -> MatchRecord:
     if not auth.ascii_id(match_id):
         raise not_found(f"no match {match_id[:60]!r}")
     return api.store.matches.get(match_id)
 
 
-def _running(api: Api, match: Match) -> dict[str, Any]:
+def _running(api: Api, match: MatchRecord) -> dict[str, Any]:
     """For the viewer: a match without a status, whose frames come later."""
     known = api.queries.by_id({seat.submission_id for seat in match.seats})
     names = [

@@ -17,7 +17,7 @@ from harena.arena.db.records import page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class EventNotice:
     """An event as it was told."""
 
     number: int
@@ -39,14 +39,14 @@ class EventRepository:
 
     def after(
         self, number: int, *, topic: str | None = None, topics: Collection[str] | None = None, limit: int = 100
-    ) -> list[Notice]:
+    ) -> list[EventNotice]:
         """Of one topic, of several, or of all."""
-        query = sa.select(*columns(events, Notice)).where(events.c.number > number)
+        query = sa.select(*columns(events, EventNotice)).where(events.c.number > number)
         if topic is not None:
             query = query.where(events.c.topic == topic)
         if topics is not None:
             query = query.where(events.c.topic.in_(list(topics)))
-        return [Notice(**row) for row in self._database.rows(query.order_by(events.c.number).limit(page(limit)))]
+        return [EventNotice(**row) for row in self._database.rows(query.order_by(events.c.number).limit(page(limit)))]
 
     def last(self) -> int:
         """Its number; 0: nothing has happened yet."""

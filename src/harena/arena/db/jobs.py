@@ -43,7 +43,7 @@ WORTH_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class QueuedJob:
     id: int
     kind: str
     payload: dict[str, Any]
@@ -70,7 +70,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class QueuePlace:
     position: int
     """Jobs that will be started before this one; 0: it is next, running or over."""
     eta_s: float | None
@@ -80,11 +80,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    requeued: tuple[Job, ...]
-    dead: tuple[Job, ...]
+    requeued: tuple[QueuedJob, ...]
+    dead: tuple[QueuedJob, ...]
 
     @classmethod
-    def of(cls, jobs: Sequence[Job]) -> Swept:
+    def of(cls, jobs: Sequence[QueuedJob]) -> Swept:
         """By the state they are in now."""
         dead = tuple(job for job in jobs if job.state is JobState.DEAD)
         return cls(requeued=tuple(job for job in jobs if job.state is JobState.QUEUED), dead=dead)
@@ -151,32 +151,32 @@ class Queue:
 
     # ---- doing it ----
 
-    def claim(self, kind: str, worker: str, *, lease_s: float = LEASE_S) -> Job | None:
+    def claim(self, kind: str, worker: str, *, lease_s: float = LEASE_S) -> QueuedJob | None:
         """The next job of that kind, for this worker alone until the lease is over; None: nothing to do now."""
         now = self.database.clock()
         values = {"job_kind": kind, "now": now, "holder": worker, "until": now + lease_s}
         with self.database.single() as connection:
             row = connection.execute(CLAIM, values).mappings().first()
-        return Job(**row) if row else None
+        return QueuedJob(**row) if row else None
 
-    def heartbeat(self, job: Job, *, lease_s: float = LEASE_S) -> None:
+    def heartbeat(self, job: QueuedJob, *, lease_s: float = LEASE_S) -> None:
         """Keeps the lease; raises LeaseLost when there is none to keep."""
         self._held(job, lease_until=self.database.clock() + lease_s)
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: QueuedJob) -> None:
         """Done, once: raises LeaseLost when the job is no longer this holder's."""
         with self.database.begin() if job.share else contextlib.nullcontext():
             self._held(job, state=JobState.DONE, finished_at=self.database.clock(), lease_until=None)
             if job.share:
                 self._move_turns(job, self._took_s(job) - job.cost_s)
 
-    def fail(self, job: Job, reason: str, *, retry: bool = True) -> Job:
+    def fail(self, job: QueuedJob, reason: str, *, retry: bool = True) -> QueuedJob:
         """Queued again after a wait, or dead when the attempts are used up or a retry is no use."""
         with self.database.begin():
             self._held(job, **_after_failure(job, reason_text(reason), self.database.clock(), retry=retry))
             return self.get(job.id)
 
-    def release(self, job: Job, *, yielded: bool = False) -> Job:
+    def release(self, job: QueuedJob, *, yielded: bool = False) -> QueuedJob:
         """Given back at once by a worker that stops, or to make room for others (`yielded`): then it has had its time,
         and comes after them. The attempt does not count."""
         with self.database.begin():
@@ -206,10 +206,10 @@ class Queue:
 
     def _take_back(self, which: sa.ColumnElement[bool], what: str) -> Swept:
         now = self.database.clock()
-        taken: list[Job] = []
+        taken: list[QueuedJob] = []
         with self.database.begin():
             for row in self.database.rows(_JOBS.where(which).order_by(jobs.c.id).with_for_update(skip_locked=True)):
-                job = Job(**row)
+                job = QueuedJob(**row)
                 reason = f"worker {job.worker} {what} (attempt {job.attempts} of {job.max_attempts})"
                 self._held(job, **_after_failure(job, reason, now, retry=True))
                 self.database.note(f"jobs:{job.kind}")
@@ -233,52 +233,52 @@ class Queue:
         which = (jobs.c.state == JobState.QUEUED) & jobs.c.kind.in_(list(kinds))
         return self._count(which if share is None else which & (jobs.c.share == share))
 
-    def head(self, kind: str) -> Job | None:
+    def head(self, kind: str) -> QueuedJob | None:
         """The job that would be claimed next."""
         row = self.database.row(_HEAD, {"job_kind": kind, "now": self.database.clock()})
-        return Job(**row) if row else None
+        return QueuedJob(**row) if row else None
 
-    def running(self, *, limit: int = 100) -> list[Job]:
+    def running(self, *, limit: int = 100) -> list[QueuedJob]:
         query = _JOBS.where(jobs.c.state == JobState.RUNNING).order_by(jobs.c.id).limit(limit)
-        return [Job(**row) for row in self.database.rows(query)]
+        return [QueuedJob(**row) for row in self.database.rows(query)]
 
-    def get(self, job_id: int) -> Job:
+    def get(self, job_id: int) -> QueuedJob:
         row = self.database.row(_JOBS.where(jobs.c.id == job_id))
         if row is None:
             raise NotFound(f"no job {job_id}")
-        return Job(**row)
+        return QueuedJob(**row)
 
-    def find(self, key: str) -> Job | None:
+    def find(self, key: str) -> QueuedJob | None:
         row = self.database.row(_JOBS.where(jobs.c.key == key))
-        return Job(**row) if row else None
+        return QueuedJob(**row) if row else None
 
-    def dead(self, *, limit: int = 100) -> list[Job]:
+    def dead(self, *, limit: int = 100) -> list[QueuedJob]:
         """The dead letters, newest first."""
         query = _JOBS.where(jobs.c.state == JobState.DEAD).order_by(jobs.c.id.desc()).limit(limit)
-        return [Job(**row) for row in self.database.rows(query)]
+        return [QueuedJob(**row) for row in self.database.rows(query)]
 
     def counts(self) -> dict[tuple[str, JobState], int]:
         query = sa.select(jobs.c.kind, jobs.c.state, sa.func.count().label("n")).group_by(jobs.c.state, jobs.c.kind)
         return {(row["kind"], row["state"]): row["n"] for row in self.database.rows(query)}
 
-    def place(self, job_id: int) -> Place:
+    def place(self, job_id: int) -> QueuePlace:
         job, now = self.get(job_id), self.database.clock()
         if job.state not in (JobState.QUEUED, JobState.RUNNING):
-            return Place(position=0, eta_s=0.0)
+            return QueuePlace(position=0, eta_s=0.0)
         pace_s = self._pace_s(job.kind)
         if job.state is JobState.RUNNING:
             left = None if pace_s is None else _left_s(job.cost_s or pace_s, now - (job.started_at or now))
-            return Place(position=0, eta_s=left)
+            return QueuePlace(position=0, eta_s=left)
         row = self.database.row(_LINE.where(_ahead(job)))
         ahead, known_s, unknown = (row["n"], row["cost_s"] or 0.0, row["unknown"] or 0) if row else (0, 0.0, 0)
         if pace_s is None:
-            return Place(position=ahead, eta_s=None)
+            return QueuePlace(position=ahead, eta_s=None)
         at_work = self.database.rows(sa.select(jobs.c.cost_s, jobs.c.started_at).where(_running(job.kind, now)))
         left_s = sum(_left_s(one["cost_s"] or pace_s, now - one["started_at"]) for one in at_work)
         slots = self.slots.get(job.kind) or max(1, len(at_work))
         free = max(0, slots - len(at_work))
         wait_s = 0.0 if ahead < free else (left_s + known_s + unknown * pace_s) / slots
-        return Place(position=ahead, eta_s=max(job.run_at - now, wait_s) + (job.cost_s or pace_s))
+        return QueuePlace(position=ahead, eta_s=max(job.run_at - now, wait_s) + (job.cost_s or pace_s))
 
     def prune(self, *, older_than_s: float, keep: int | None = None) -> int:
         """Deletes jobs that were done or cancelled so long ago, or lie further back than the last `keep`; dead ones
@@ -290,7 +290,7 @@ class Queue:
         with self.database.begin() as connection:
             return connection.execute(jobs.delete().where(over & old)).rowcount
 
-    def _held(self, job: Job, **values: Any) -> None:
+    def _held(self, job: QueuedJob, **values: Any) -> None:
         values |= {"held_id": job.id, "held_fence": job.fence}
         with self.database.single() as connection:
             if connection.execute(_HELD, values).rowcount != 1:
@@ -341,7 +341,7 @@ class Queue:
             row = self.database.row(sa.select(sa.func.max(recent.c.turn).label("turn")))
         return (row["turn"] if row else None) or 0.0
 
-    def _move_turns(self, job: Job, by_s: float) -> None:
+    def _move_turns(self, job: QueuedJob, by_s: float) -> None:
         """Inside a transaction: the share has had so much more, or less, than it was booked for."""
         if not job.share or abs(by_s) < WORTH_S:
             return
@@ -352,7 +352,7 @@ class Queue:
             of = queued & (jobs.c.share == job.share) & (jobs.c.part == job.part)
             connection.execute(jobs.update().where(of).values(values))
 
-    def _took_s(self, job: Job) -> float:
+    def _took_s(self, job: QueuedJob) -> float:
         now = self.database.clock()
         return max(0.0, now - (job.started_at or now))
 
@@ -375,7 +375,7 @@ class Queue:
         return row["n"] if row else 0
 
 
-_JOBS = sa.select(*columns(jobs, Job))
+_JOBS = sa.select(*columns(jobs, QueuedJob))
 
 _HELD = jobs.update().where(
     jobs.c.id == sa.bindparam("held_id"),
@@ -395,7 +395,7 @@ def _first(*what: sa.ColumnElement[Any]) -> sa.Select[Any]:
     )
 
 
-_HEAD = _first(*columns(jobs, Job))
+_HEAD = _first(*columns(jobs, QueuedJob))
 _next = _first(jobs.c.id).with_for_update(skip_locked=True).scalar_subquery()
 _LINE = sa.select(
     sa.func.count().label("n"), sa.func.sum(jobs.c.cost_s).label("cost_s"),
@@ -412,7 +412,7 @@ CLAIM = (
         attempts=jobs.c.attempts + 1,
         fence=jobs.c.fence + 1,
     )
-    .returning(*columns(jobs, Job))
+    .returning(*columns(jobs, QueuedJob))
 )
 """One statement, so that nobody comes between the look and the claim."""
 
@@ -427,7 +427,7 @@ def _new(
     }  # fmt: skip
 
 
-def _after_failure(job: Job, reason: str, now: float, *, retry: bool) -> dict[str, Any]:
+def _after_failure(job: QueuedJob, reason: str, now: float, *, retry: bool) -> dict[str, Any]:
     if retry and job.attempts < job.max_attempts:
         wait_s = backoff_s(job.attempts)
         return {"state": JobState.QUEUED, "reason": reason, "run_at": now + wait_s, "lease_until": None}
@@ -438,7 +438,7 @@ def _open(job_id: int) -> sa.ColumnElement[bool]:
     return (jobs.c.id == job_id) & jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
 
 
-def _ahead(job: Job) -> sa.ColumnElement[bool]:
+def _ahead(job: QueuedJob) -> sa.ColumnElement[bool]:
     sooner = (jobs.c.turn < job.turn) | ((jobs.c.turn == job.turn) & (jobs.c.id < job.id))
     sooner = (jobs.c.priority > job.priority) | ((jobs.c.priority == job.priority) & sooner)
     return (jobs.c.state == JobState.QUEUED) & (jobs.c.kind == job.kind) & sooner

@@ -41,7 +41,7 @@ MAX_MATCHES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class MatchSeat:
     submission_id: str
     score: float | None
     """None until the match has a result."""
@@ -66,7 +66,7 @@ class Seated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class MatchRecord:
     number: int
     """Its place in the log."""
     id: str
@@ -87,7 +87,7 @@ class Match:
     replay_digest: str | None
     created_at: float
     finished_at: float | None
-    seats: tuple[Seat, ...]
+    seats: tuple[MatchSeat, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class MatchRepository:
         season_id: int | None = None,
         tournament_id: str | None = None,
         pairing: int | None = None,
-    ) -> Match:
+    ) -> MatchRecord:
         """Submissions by seat. The number is taken here, whenever the match is played. Only the ladder's are rated."""
         if not 0 <= seed <= MAX_SEED:
             raise SpecError("a seed has 64 bits and no sign")
@@ -155,7 +155,7 @@ class MatchRepository:
         reason: str = "",
         steps: int | None = None,
         wall_s: float | None = None,
-    ) -> Match:
+    ) -> MatchRecord:
         """Once: a second call raises Conflict. `seats` in their order; none when there is no result."""
         with self._database.begin() as connection:
             found = self.get(match_id)
@@ -176,13 +176,13 @@ class MatchRepository:
                 ))  # fmt: skip
             return self.get(match_id)
 
-    def get(self, match_id: str) -> Match:
+    def get(self, match_id: str) -> MatchRecord:
         found = self.select(matches.c.id == match_id)
         if not found:
             raise NotFound(f"no match {match_id!r:.60}")
         return found[0]
 
-    def of(self, submission_id: str, *, limit: int = 50) -> list[Match]:
+    def of(self, submission_id: str, *, limit: int = 50) -> list[MatchRecord]:
         """Newest first."""
         of = sa.select(seats.c.match_number).where(seats.c.submission_id == submission_id).distinct()
         newest = of.order_by(seats.c.match_number.desc()).limit(limit)
@@ -199,7 +199,7 @@ class MatchRepository:
         state: MatchState | None = None,
         before: int | None = None,
         limit: int = 50,
-    ) -> list[Match]:
+    ) -> list[MatchRecord]:
         """Newest first; `before`: only with smaller numbers."""
         wanted = {
             matches.c.env_id: env_id, matches.c.season_id: season_id, matches.c.tournament_id: tournament_id,
@@ -214,7 +214,7 @@ class MatchRepository:
         newest = which.order_by(matches.c.number.desc()).limit(max(1, min(limit, MAX_MATCHES)))
         return self.select(matches.c.number.in_(newest))[::-1]
 
-    def open(self, *, env_id: str | None = None) -> list[Match]:
+    def open(self, *, env_id: str | None = None) -> list[MatchRecord]:
         """Those that have no result yet, oldest first."""
         # Every one by name, because the index starts with it.
         somewhere = matches.c.env_id.in_(sa.select(environments.c.env_id))
@@ -236,7 +236,7 @@ class MatchRepository:
 
     def log(
         self, env_id: str, *, season_id: int | None = None, after: int = 0, limit: int = 1000
-    ) -> list[Match]:  # fmt: skip
+    ) -> list[MatchRecord]:  # fmt: skip
         """Rated matches with a result, in order of creation, up to the first one that is still open: a fold over them
         gives the same ratings whenever it is taken up again. With a season: its own only."""
         which = sa.select(matches.c.number).where(
@@ -277,16 +277,16 @@ class MatchRepository:
         rows = self._database.rows(query.where(*over).group_by(seats.c.submission_id))
         return {row["submission_id"]: row["n"] for row in rows}
 
-    def select(self, which: sa.ColumnElement[bool]) -> list[Match]:
+    def select(self, which: sa.ColumnElement[bool]) -> list[MatchRecord]:
         """In order, each with its seats."""
         rows = self._database.rows(_MATCHES.where(which).order_by(matches.c.number, seats.c.seat))
-        found: list[Match] = []
+        found: list[MatchRecord] = []
         for _, group in groupby(rows, key=lambda row: row["number"]):
             of = list(group)
-            taken = tuple(Seat(**{name: row[f"seat_{name}"] for name in _SEAT_FIELDS}) for row in of)
+            taken = tuple(MatchSeat(**{name: row[f"seat_{name}"] for name in _SEAT_FIELDS}) for row in of)
             fields: dict[str, Any] = {name: of[0][name] for name in _MATCH_FIELDS}
             fields["seed"] = int(fields["seed"])
-            found.append(Match(**fields, seats=taken))
+            found.append(MatchRecord(**fields, seats=taken))
         return found
 
     # ---- parts ----
@@ -304,9 +304,9 @@ class MatchRepository:
                 raise NotFound(f"no submission {submission_id!r:.60} in {env_id}")
 
 
-_MATCH_COLUMNS = columns(matches, Match)
+_MATCH_COLUMNS = columns(matches, MatchRecord)
 _MATCH_FIELDS = [column.name for column in _MATCH_COLUMNS]
-_SEAT_COLUMNS = columns(seats, Seat)
+_SEAT_COLUMNS = columns(seats, MatchSeat)
 _SEAT_FIELDS = [column.name for column in _SEAT_COLUMNS]
 _MATCHES = sa.select(
     *_MATCH_COLUMNS, *(column.label(f"seat_{column.name}") for column in _SEAT_COLUMNS)
@@ -317,7 +317,7 @@ def within(env_id: str, season_id: int | None) -> list[sa.ColumnElement[bool]]:
     return [matches.c.env_id == env_id, *([] if season_id is None else [matches.c.season_id == season_id])]
 
 
-def _check_result(match: Match, state: MatchState, seats: Sequence[Seated], winner: int | None) -> None:
+def _check_result(match: MatchRecord, state: MatchState, seats: Sequence[Seated], winner: int | None) -> None:
     expected = len(match.seats) if state in (MatchState.FINISHED, MatchState.TIMEOUT) else 0
     if state is MatchState.SCHEDULED:
         raise SpecError("a match ends as finished, timeout, cancelled or void")

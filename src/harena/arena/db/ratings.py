@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from harena.arena.db.database import Database, columns
-from harena.arena.db.matches import Match, MatchRepository, within
+from harena.arena.db.matches import MatchRecord, MatchRepository, within
 from harena.arena.db.models import Conflict, MatchState, matches, ratings
 from harena.errors import SpecError
 
@@ -97,7 +97,7 @@ class RatingRepository:
                 connection.execute(ratings.insert(), rows)
 
 
-def _check_moves(number: int, match: Match | None, after: Mapping[str, object]) -> None:
+def _check_moves(number: int, match: MatchRecord | None, after: Mapping[str, object]) -> None:
     if match is None or not match.rated or match.state is not MatchState.FINISHED:
         raise Conflict(f"match {number} moves no rating")
     if not after or not set(after) <= {seat.submission_id for seat in match.seats}:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harena.arena.db.database import Changes, log_failure
-from harena.arena.db.events import Notice
+from harena.arena.db.events import EventNotice
 from harena.arena.db.records import MAX_PAGE
 from harena.arena.db.store import Store
 
@@ -41,11 +41,11 @@ class Subscription:
         self.topics = topics
         self._clock = clock
         self._closed = closed
-        self._waiting: deque[Notice] = deque()
+        self._waiting: deque[EventNotice] = deque()
         self._changed = threading.Condition()
         self._open = True
 
-    def get(self, timeout_s: float) -> list[Notice]:
+    def get(self, timeout_s: float) -> list[EventNotice]:
         """All that came since the last call; waits for the first. Empty: nothing came in time, or it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or not self._open, timeout_s)
@@ -53,11 +53,11 @@ class Subscription:
             self._waiting.clear()
             return came
 
-    def put(self, notice: Notice) -> None:
+    def put(self, notice: EventNotice) -> None:
         with self._changed:
             if len(self._waiting) >= MAX_WAITING:
                 self._waiting.clear()
-                notice = Notice(number=notice.number, topic="", kind=RESET, body={}, created_at=self._clock())
+                notice = EventNotice(number=notice.number, topic="", kind=RESET, body={}, created_at=self._clock())
             self._waiting.append(notice)
             self._changed.notify_all()
 
@@ -92,7 +92,7 @@ class Hub:
         self._seen = self._floor = store.events.last()
         self._versions: OrderedDict[str, int] = OrderedDict()
         self._subscriptions: dict[str, set[Subscription]] = {}
-        self._listeners: tuple[Callable[[Notice], object], ...] = ()
+        self._listeners: tuple[Callable[[EventNotice], object], ...] = ()
         self._frames: OrderedDict[str, _Frames] = OrderedDict()
         self._stop_listening: Callable[[], None] = lambda: None
 
@@ -124,7 +124,7 @@ class Hub:
             subscription.close()
         return subscription
 
-    def add_listener(self, callback: Callable[[Notice], object]) -> Callable[[], None]:
+    def add_listener(self, callback: Callable[[EventNotice], object]) -> Callable[[], None]:
         """For every notice of every topic, called by the hub's thread: it must be quick. Returns what ends that."""
         with self._lock:
             self._listeners += (callback,)
@@ -163,7 +163,9 @@ class Hub:
             kept.latest.append(event)
             kept.count += 1
             readers = list(self._subscriptions.get(topic, ()))
-            notice = Notice(number=kept.count, topic=topic, kind="frame", body=event, created_at=self._store.clock())
+            notice = EventNotice(
+                number=kept.count, topic=topic, kind="frame", body=event, created_at=self._store.clock()
+            )
         for reader in readers:
             reader.put(notice)
 
@@ -179,7 +181,7 @@ class Hub:
         with self._lock:
             self._frames.pop(match_id, None)
             readers = list(self._subscriptions.get(topic, ()))
-            notice = Notice(number=0, topic=topic, kind="end", body={}, created_at=self._store.clock())
+            notice = EventNotice(number=0, topic=topic, kind="end", body={}, created_at=self._store.clock())
         for reader in readers:
             reader.put(notice)
 
@@ -217,7 +219,7 @@ class Hub:
                     _log.exception("a listener of the hub failed")
         return len(notices) == MAX_PAGE
 
-    def _remember(self, notice: Notice) -> None:
+    def _remember(self, notice: EventNotice) -> None:
         self._versions[notice.topic] = notice.number
         self._versions.move_to_end(notice.topic)
         if len(self._versions) > MAX_TOPICS:

@@ -4,11 +4,11 @@ bounded number of them open, so that nobody else waits long. Who may challenge f
 
 from __future__ import annotations
 
-from harena.arena.db.matches import Match
+from harena.arena.db.matches import MatchRecord
 from harena.arena.db.models import EnvironmentKind, MatchKind, QuotaExceeded, State
 from harena.arena.db.records import Submission
 from harena.arena.db.store import Store
-from harena.arena.ladder.matches import Matches
+from harena.arena.ladder.matches import MatchService
 from harena.errors import SpecError
 from harena.match import registry
 
@@ -18,11 +18,11 @@ MAX_OPEN = 20
 
 
 class Challenges:
-    def __init__(self, store: Store, matches: Matches) -> None:
+    def __init__(self, store: Store, matches: MatchService) -> None:
         self._store = store
         self._matches = matches
 
-    def challenge(self, submission_id: str, opponent_id: str, games: int = 1) -> list[Match]:
+    def challenge(self, submission_id: str, opponent_id: str, games: int = 1) -> list[MatchRecord]:
         """The two change seats from game to game; at larger tables they sit alternately. Every game has a seed of its
         own."""
         if not 1 <= games <= MAX_GAMES:

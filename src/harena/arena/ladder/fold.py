@@ -11,15 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harena.arena.db.matches import Match, RatedResult
+from harena.arena.db.matches import MatchRecord, RatedResult
 from harena.arena.db.ratings import StoredRating
 from harena.arena.db.store import Store
 from harena.arena.ladder import ratings, roster
-from harena.arena.ladder.ratings import Model, Outcome, Rating
-from harena.arena.ladder.roster import Agent
+from harena.arena.ladder.ratings import RatedOutcome, Rating, RatingModel
+from harena.arena.ladder.roster import RosterAgent
 from harena.arena.settings import EnvironmentSettings
 
-MODELS: dict[str, type[Model]] = {"plackett-luce": ratings.PlackettLuce, "elo": ratings.Elo}
+MODELS: dict[str, type[RatingModel]] = {"plackett-luce": ratings.PlackettLuce, "elo": ratings.Elo}
 BATCH = 500
 """Matches that one transaction folds: others wait for it meanwhile."""
 TAKE_UP = 10_000
@@ -43,14 +43,14 @@ class Fold:
         self.env_id, self.season_id = env_id, season_id
         self._store = store
         self.model_name = EnvironmentSettings.parse(store.environments.get(env_id).settings).model
-        self.model: Model = MODELS[self.model_name]()
+        self.model: RatingModel = MODELS[self.model_name]()
         self._forget()
         with store.begin():
             if self._of_another_model():
                 store.ratings.replace(env_id, [], season_id=season_id)
             self._take_up()
 
-    def rating(self, agent: Agent) -> Rating:
+    def rating(self, agent: RosterAgent) -> Rating:
         """Also of one who has not played."""
         if agent.submission_id in self.ratings:
             return self.ratings[agent.submission_id]
@@ -59,9 +59,9 @@ class Fold:
             return self.model.start
         return self.model.inherit(self.ratings[self._played[agent.lineage][max(earlier)]])
 
-    def advance(self) -> list[Match]:
+    def advance(self) -> list[MatchRecord]:
         """Folds what has come to be settled, and stores it. Returns these matches."""
-        folded: list[Match] = []
+        folded: list[MatchRecord] = []
         while True:
             with self._store.begin():
                 if self._store.ratings.rated_up_to(self.env_id, season_id=self.season_id) != self.number:
@@ -94,9 +94,9 @@ class Fold:
         self.number = 0
         """Of the last match that counts."""
         self.ratings: dict[str, Rating] = {}
-        self.log: list[Outcome] = []
+        self.log: list[RatedOutcome] = []
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
-        self._agents: dict[str, Agent] = {}
+        self._agents: dict[str, RosterAgent] = {}
         self._played: defaultdict[str, dict[int, str]] = defaultdict(dict)
 
     def _meet(self, results: Sequence[RatedResult]) -> None:
@@ -124,9 +124,9 @@ class Fold:
         for agent in map(self._agents.__getitem__, ratings):
             self._played[agent.lineage][agent.version] = agent.submission_id
 
-    def _note(self, result: RatedResult) -> Outcome:
+    def _note(self, result: RatedResult) -> RatedOutcome:
         ranks = ratings.ranks_of(result.scores, winner=result.winner)
-        outcome = Outcome(number=result.number, agents=result.agents, ranks=ranks)
+        outcome = RatedOutcome(number=result.number, agents=result.agents, ranks=ranks)
         self.number = result.number
         self.log.append(outcome)
         for agent, rank in zip(outcome.agents, outcome.ranks, strict=True):
@@ -166,7 +166,7 @@ class FromNothing(Fold):
             ]  # fmt: skip
 
 
-def result_of(match: Match) -> RatedResult:
+def result_of(match: MatchRecord) -> RatedResult:
     return RatedResult(
         number=match.number, winner=match.winner, at=match.finished_at or 0.0,
         agents=tuple(seat.submission_id for seat in match.seats),

@@ -14,10 +14,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from harena.arena.db.events import Notice
+from harena.arena.db.events import EventNotice
 from harena.arena.db.files import FileStore
-from harena.arena.db.jobs import Job, Queue, share_of
-from harena.arena.db.matches import Match, Seated
+from harena.arena.db.jobs import Queue, QueuedJob, share_of
+from harena.arena.db.matches import MatchRecord, Seated
 from harena.arena.db.models import Conflict, JobState, MatchKind, MatchState, environments, jobs, matches
 from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
@@ -39,7 +39,7 @@ FINISHED = "finished"
 _STATES = {MatchStatus.FINISHED: MatchState.FINISHED, MatchStatus.TIMEOUT: MatchState.TIMEOUT}
 
 
-class Matches:
+class MatchService:
     def __init__(
         self, store: Store, queue: Queue, files: FileStore, hub: Hub, runner: Runner, submissions: Submissions
     ) -> None:  # fmt: skip
@@ -66,7 +66,7 @@ class Matches:
         seed: int | None = None,
         tournament_id: str | None = None,
         pairing: int | None = None,
-    ) -> Match:
+    ) -> MatchRecord:
         """Submissions by seat. Without a seed, one that nobody can guess. Raises Conflict when the season has ended."""
         seed = secrets.randbits(63) if seed is None else seed
         with self._store.begin():
@@ -80,7 +80,7 @@ class Matches:
             self._tell(match, "scheduled")
             return match
 
-    def play(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
+    def play(self, job: QueuedJob, cancelled: Callable[[], bool]) -> Commit:
         """The handler of its job."""
         match = self._store.matches.get(job.payload["match_id"])
         if match.state is not MatchState.SCHEDULED:
@@ -97,11 +97,11 @@ class Matches:
         """The platform could not play it. Nothing happens to one that has ended."""
         self._finish(match_id, state=MatchState.VOID, reason=reason)
 
-    def give_up(self, job: Job) -> None:
+    def give_up(self, job: QueuedJob) -> None:
         """The platform gave the match's job up. Inside the transaction that did."""
         self.void(job.payload["match_id"], f"the platform could not play it: {job.reason}")
 
-    def cancel(self, open_: Sequence[Match], reason: str) -> None:
+    def cancel(self, open_: Sequence[MatchRecord], reason: str) -> None:
         """With their jobs. Whoever plays one of them drops it."""
         with self._store.begin():
             for match in open_:
@@ -124,7 +124,7 @@ class Matches:
 
     # ---- parts ----
 
-    def _share(self, match: Match) -> str:
+    def _share(self, match: MatchRecord) -> str:
         """Ladders, tournaments and owners who challenge take turns: none of them can keep the others waiting."""
         if match.kind is MatchKind.CHALLENGE:
             challenger = match.seats[match.pairing or 0].submission_id
@@ -159,19 +159,19 @@ class Matches:
             if self._store.matches.get(match_id).state is MatchState.SCHEDULED:
                 self._tell(self._store.matches.finish(match_id, **end), FINISHED)
 
-    def _tell(self, match: Match, kind: str) -> None:
+    def _tell(self, match: MatchRecord, kind: str) -> None:
         body = {"id": match.id, "number": match.number, "env_id": match.env_id, "state": match.state.value,
                 "kind": match.kind.value, "winner": match.winner, "tournament_id": match.tournament_id,
                 "submissions": [seat.submission_id for seat in match.seats]}  # fmt: skip
         for topic in (f"matches:{match.env_id}", f"match:{match.id}"):
             self._store.events.publish(topic, kind, body)
 
-    def _heard(self, notice: Notice) -> None:
+    def _heard(self, notice: EventNotice) -> None:
         if notice.kind == FINISHED and notice.topic.startswith("match:"):
             self._hub.end_frames(notice.body["id"])
 
 
-def play_spec(store: Store, submissions: Submissions, match: Match) -> MatchSpec:
+def play_spec(store: Store, submissions: Submissions, match: MatchRecord) -> MatchSpec:
     """How it is played, now or again."""
     settings = EnvironmentSettings.parse(store.environments.get(match.env_id).settings)
     agents: list[AgentCode] = []

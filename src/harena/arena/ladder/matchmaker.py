@@ -17,16 +17,16 @@ from collections.abc import Callable, Sequence
 
 from harena.arena.db.database import log_failure
 from harena.arena.db.environments import Environment
-from harena.arena.db.events import Notice
+from harena.arena.db.events import EventNotice
 from harena.arena.db.jobs import Queue
-from harena.arena.db.matches import Match
+from harena.arena.db.matches import MatchRecord
 from harena.arena.db.models import Conflict, EnvironmentKind, MatchKind
 from harena.arena.db.seasons import Season
 from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
 from harena.arena.ladder import pairing, roster
 from harena.arena.ladder.fold import Fold, played
-from harena.arena.ladder.matches import Matches
+from harena.arena.ladder.matches import MatchService
 from harena.arena.ladder.standings import Standings
 from harena.arena.queue.kinds import EVALUATIONS
 from harena.arena.settings import EnvironmentSettings
@@ -55,7 +55,7 @@ class Matchmaker:
         store: Store,
         queue: Queue,
         hub: Hub,
-        matches: Matches,
+        matches: MatchService,
         standings: Standings,
         *,
         also: Sequence[Callable[[], object]] = (),
@@ -121,7 +121,7 @@ class Matchmaker:
 
     # ---- the thread ----
 
-    def _heard(self, notice: Notice) -> None:
+    def _heard(self, notice: EventNotice) -> None:
         if notice.topic.startswith(_TOPICS) and notice.kind not in _OWN:
             self._news = self._news or not notice.topic.startswith("matches:")
             self._bell.set()
@@ -182,7 +182,7 @@ class _Ladder:
     """Of one season."""
 
     def __init__(
-        self, store: Store, matches: Matches, standings: Standings, environment: Environment, season: Season,
+        self, store: Store, matches: MatchService, standings: Standings, environment: Environment, season: Season,
         rng: random.Random,
     ) -> None:  # fmt: skip
         self.environment, self.season_id = environment, season.id
@@ -196,13 +196,13 @@ class _Ladder:
             owners_meet=self._settings.owners_meet,
         )  # fmt: skip
         self._fold = Fold(store, environment.env_id, season.id)
-        self._agents: list[roster.Agent] = []
+        self._agents: list[roster.RosterAgent] = []
         self._benched: set[str] = set()
         self._made_at = 0.0
         self._recent: deque[tuple[str, ...]] = deque(maxlen=RECENT)
         self._last_at: dict[str, float] = {}
         self._ended: Counter[str] = Counter()
-        self._open: dict[str, Match] = {}
+        self._open: dict[str, MatchRecord] = {}
         self.stale = True
         """Whether the board is behind."""
         self.refit_at = 0.0
@@ -259,13 +259,13 @@ class _Ladder:
         self._ended = Counter(self._store.matches.ended(env_id, season_id=self.season_id))
         self._open = {match.id: match for match in self._store.matches.open(env_id=env_id)}
 
-    def _note(self, match: Match) -> None:
+    def _note(self, match: MatchRecord) -> None:
         self._recent.append(_table(match))
         self._made_at = match.created_at
         for agent in _table(match):
             self._last_at[agent] = match.created_at
 
-    def _count(self, match: Match) -> None:
+    def _count(self, match: MatchRecord) -> None:
         if match.kind is MatchKind.LADDER and match.season_id == self.season_id:
             self._ended.update(_table(match))
 
@@ -274,7 +274,7 @@ class _Ladder:
         target = self._settings.games_target
         return {agent.submission_id for agent in self._agents if self._ended[agent.submission_id] < target}
 
-    def _candidate(self, agent: roster.Agent) -> pairing.Candidate:
+    def _candidate(self, agent: roster.RosterAgent) -> pairing.Candidate:
         key = agent.submission_id
         return pairing.Candidate(
             agent=key, rating=played(self._fold.rating(agent), self._ended[key]), owner=agent.owner,
@@ -291,7 +291,7 @@ class _Ladder:
         self.stale = self.stale or agents != self._agents
         self._agents = agents
 
-    def _bench(self, folded: Sequence[Match]) -> bool:
+    def _bench(self, folded: Sequence[MatchRecord]) -> bool:
         """Whether somebody was benched."""
         failed = {
             seat.submission_id for match in folded for seat in match.seats if seat.status != SeatStatus.OK.value
@@ -315,5 +315,5 @@ class _Ladder:
         self.refit_at = started + max(REFIT_S, took_s / REFIT_SHARE)
 
 
-def _table(match: Match) -> tuple[str, ...]:
+def _table(match: MatchRecord) -> tuple[str, ...]:
     return tuple(seat.submission_id for seat in match.seats)

@@ -85,7 +85,7 @@ class Reason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pairing:
+class LadderPairing:
     agents: tuple[str, ...]
     """In seat order, which is drawn."""
     sought: str
@@ -102,7 +102,7 @@ def choose(
     now: float,
     rules: Rules = RULES,
     needy: Collection[str] | None = None,
-) -> Pairing | None:
+) -> LadderPairing | None:
     """The next match; None when no table can be filled now. `recent`: the agents of the last matches that were created,
     the latest last, running ones too. `running`: those of the matches that have not ended. `needy`: whom a match may be
     made for; None: anybody. Opponents may be anybody."""
@@ -123,7 +123,7 @@ def choose(
         table = _table(one, free, rematch, rng=rng, rules=rules)
         if table is not None:
             rng.shuffle(table)
-            return Pairing(agents=tuple(table), sought=one.agent, reason=reason)
+            return LadderPairing(agents=tuple(table), sought=one.agent, reason=reason)
     return None
 
 

@@ -48,7 +48,7 @@ Matrix = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RatedOutcome:
     """One row of the match log. A match without a result (void, cancelled) has none."""
 
     number: int
@@ -92,7 +92,7 @@ class Rating:
     """Rated ones."""
 
 
-class Model(Protocol):
+class RatingModel(Protocol):
     @property
     def start(self) -> Rating:
         """Of an agent nobody knows."""
@@ -164,15 +164,15 @@ def points(mu: float, sigma: float) -> tuple[float, float]:
     return (MEAN + POINT * (mu - 25), POINT * sigma) if sigma > 0 else (mu, sigma)
 
 
-class Ladder:
+class RatingLadder:
     """The state of the fold. A result that comes late is put in its place: what was created after it is taken back and
     played again, at the cost of those matches only."""
 
-    def __init__(self, *, model: Model | None = None, parents: Mapping[str, str] | None = None) -> None:
-        self._model: Model = model or PlackettLuce()
+    def __init__(self, *, model: RatingModel | None = None, parents: Mapping[str, str] | None = None) -> None:
+        self._model: RatingModel = model or PlackettLuce()
         self._parents: dict[str, str] = {}
         self._ratings: dict[str, Rating] = {}
-        self._log: list[Outcome] = []
+        self._log: list[RatedOutcome] = []
         self._before: list[tuple[Rating | None, ...]] = []
         for agent, parent in (parents or {}).items():
             self.enter(agent, parent=parent)
@@ -183,7 +183,7 @@ class Ladder:
         return dict(self._ratings)
 
     @property
-    def log(self) -> tuple[Outcome, ...]:
+    def log(self) -> tuple[RatedOutcome, ...]:
         """What counts, in order of creation."""
         return tuple(self._log)
 
@@ -204,7 +204,7 @@ class Ladder:
             rating = self._model.inherit(rating)
         return rating
 
-    def apply(self, outcome: Outcome) -> None:
+    def apply(self, outcome: RatedOutcome) -> None:
         """The same result twice counts once."""
         if not outcome.rated:
             return
@@ -225,7 +225,7 @@ class Ladder:
             line.append(agent)
         return line
 
-    def _play(self, outcome: Outcome) -> None:
+    def _play(self, outcome: RatedOutcome) -> None:
         after = self._model.update([self.rating(agent) for agent in outcome.agents], outcome.ranks)
         self._log.append(outcome)
         self._before.append(tuple(self._ratings.get(agent) for agent in outcome.agents))
@@ -240,9 +240,11 @@ class Ladder:
                     self._ratings[agent] = rating
 
 
-def fold(log: Iterable[Outcome], *, model: Model | None = None, parents: Mapping[str, str] | None = None) -> Ladder:
+def fold(
+    log: Iterable[RatedOutcome], *, model: RatingModel | None = None, parents: Mapping[str, str] | None = None
+) -> RatingLadder:
     """The ladder after all of `log`, given in any order. `parents`: the version before, for each that has one."""
-    ladder = Ladder(model=model, parents=parents)
+    ladder = RatingLadder(model=model, parents=parents)
     for outcome in sorted(log, key=lambda row: row.number):
         ladder.apply(outcome)
     return ladder
@@ -252,7 +254,7 @@ def fold(log: Iterable[Outcome], *, model: Model | None = None, parents: Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RatingEntry:
     agent: str
     rank: int
     """One more than the number of agents that are stronger for sure enough: by the difference of the two, at the
@@ -268,8 +270,8 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
-    entries: tuple[Entry, ...]
+class RatingBoard:
+    entries: tuple[RatingEntry, ...]
     """By strength, the strongest first."""
     components: tuple[tuple[str, ...], ...]
     """Agents that a chain of results connects, the largest component first. With more than one, each has its mean at
@@ -278,7 +280,7 @@ class Board:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tally:
+class PairTally:
     """All that the fit needs of a log."""
 
     agents: tuple[str, ...]
@@ -287,8 +289,8 @@ class Tally:
     games: npt.NDArray[np.int64]
 
 
-def tally(log: Iterable[Outcome], *, agents: Iterable[str] = ()) -> Tally:
-    by_seats: defaultdict[int, list[Outcome]] = defaultdict(list)
+def tally(log: Iterable[RatedOutcome], *, agents: Iterable[str] = ()) -> PairTally:
+    by_seats: defaultdict[int, list[RatedOutcome]] = defaultdict(list)
     for outcome in log:
         if outcome.rated:
             by_seats[len(outcome.agents)].append(outcome)
@@ -303,7 +305,7 @@ def tally(log: Iterable[Outcome], *, agents: Iterable[str] = ()) -> Tally:
         ranks = np.fromiter(itertools.chain.from_iterable(row.ranks for row in rows), np.int64, size)
         wins += _comparisons(seated.reshape(-1, seats), ranks.reshape(-1, seats), len(order)) / (seats - 1)
         games += np.bincount(seated, minlength=len(order))
-    return Tally(agents=tuple(order), wins=wins, games=games)
+    return PairTally(agents=tuple(order), wins=wins, games=games)
 
 
 def _comparisons(seated: npt.NDArray[np.intp], ranks: npt.NDArray[np.int64], n: int) -> Matrix:
@@ -317,23 +319,23 @@ def _comparisons(seated: npt.NDArray[np.intp], ranks: npt.NDArray[np.int64], n: 
 
 
 def refit(
-    log: Iterable[Outcome],
+    log: Iterable[RatedOutcome],
     *,
     agents: Iterable[str] = (),
     listed: Collection[str] | None = None,
     confidence: float = CONFIDENCE,
-) -> Board:
+) -> RatingBoard:
     """`agents`: also on the board, if they have not played yet. `listed`: as `board` takes it."""
     return board(tally(log, agents=agents), listed=listed, confidence=confidence)
 
 
-def board(counts: Tally, *, listed: Collection[str] | None = None, confidence: float = CONFIDENCE) -> Board:
+def board(counts: PairTally, *, listed: Collection[str] | None = None, confidence: float = CONFIDENCE) -> RatingBoard:
     """`listed`: only these have a line, and only these count for a rank; the results of the others still say how
     strong these are. None: all."""
     if not 0 < confidence < 1:
         raise SpecError(f"confidence={confidence!r}: must be between 0 and 1")
     if not counts.agents:
-        return Board(entries=(), components=())
+        return RatingBoard(entries=(), components=())
     components = _components(counts.wins)
     strengths, covariance = bradley_terry(counts.wins)
     if len(components[0]) > 1:
@@ -345,7 +347,7 @@ def board(counts: Tally, *, listed: Collection[str] | None = None, confidence: f
     points = MEAN + SCALE * strengths
     half = SCALE * z * np.sqrt(np.maximum(np.diag(covariance), 0))  # rounding
     entries = [
-        Entry(
+        RatingEntry(
             agent=agent,
             rank=int(ranks[i]),
             strength=float(points[i]),
@@ -357,7 +359,7 @@ def board(counts: Tally, *, listed: Collection[str] | None = None, confidence: f
         for i, agent in enumerate(counts.agents)
         if shown[i]
     ]
-    return Board(
+    return RatingBoard(
         entries=tuple(sorted(entries, key=lambda entry: (-entry.strength, entry.agent))),
         components=tuple(tuple(counts.agents[i] for i in members) for members in components),
     )

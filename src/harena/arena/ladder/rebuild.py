@@ -16,7 +16,7 @@ from harena.arena.db.seasons import Season
 from harena.arena.db.store import Store
 from harena.arena.ladder import roster
 from harena.arena.ladder.fold import FromNothing
-from harena.arena.ladder.standings import Standing, Standings, ladder_lines
+from harena.arena.ladder.standings import BoardStanding, Standings, ladder_lines
 from harena.arena.ladder.tournaments import finals_of
 from harena.arena.seasons.service import final_lines
 
@@ -63,11 +63,11 @@ def rebuild(store: Store, env_id: str, season_id: int, *, check: bool = False) -
         return found
 
 
-def _games(lines: Sequence[Standing]) -> int:
+def _games(lines: Sequence[BoardStanding]) -> int:
     return sum(line.games for line in lines)
 
 
-def _lines(store: Store, season: Season, fold: FromNothing, board: Sequence[Standing]) -> list[Standing]:
+def _lines(store: Store, season: Season, fold: FromNothing, board: Sequence[BoardStanding]) -> list[BoardStanding]:
     if season.ended_at is None:
         return ladder_lines(fold, roster.live(store, season.id))
     # Who was on it when the season ended: some may be deleted since.
@@ -75,8 +75,8 @@ def _lines(store: Store, season: Season, fold: FromNothing, board: Sequence[Stan
     return final_lines(fold, list(listed.values()), finals_of(store, season.id, TournamentState.FINISHED))
 
 
-def _board(standings: Standings, season: Season) -> list[Standing]:
-    lines: list[Standing] = []
+def _board(standings: Standings, season: Season) -> list[BoardStanding]:
+    lines: list[BoardStanding] = []
     while page := standings.standings(season.env_id, season_id=season.id, limit=MAX_PAGE, offset=len(lines)):
         lines += page
     return lines
@@ -98,7 +98,7 @@ def _words(rating: StoredRating | None) -> str:
     return "nothing" if rating is None else f"{rating.mu!r} ± {rating.sigma!r} for {rating.submission_id}"
 
 
-def _first_line(stored: Sequence[Standing], made: Sequence[Standing]) -> str:
+def _first_line(stored: Sequence[BoardStanding], made: Sequence[BoardStanding]) -> str:
     for place, (one, other) in enumerate(itertools.zip_longest(map(_plain, stored), map(_plain, made)), 1):
         if one != other:
             words = [f"{line.score!r} for {line.submission_id}" if line else "nobody" for line in (one, other)]
@@ -106,6 +106,6 @@ def _first_line(stored: Sequence[Standing], made: Sequence[Standing]) -> str:
     return ""
 
 
-def _plain(line: Standing) -> Standing:
+def _plain(line: BoardStanding) -> BoardStanding:
     """Without what does not follow from the log."""
     return replace(line, anonymous=False, benched=False, provisional=False)

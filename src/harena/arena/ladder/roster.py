@@ -32,7 +32,7 @@ from harena.match.result import SeatStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
+class RosterAgent:
     """A version that stands, or stood, on a ladder."""
 
     submission_id: str
@@ -46,7 +46,7 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class BenchRecord:
     id: int
     submission_id: str
     reason: str
@@ -56,13 +56,13 @@ class Bench:
     lifted_at: float | None
 
 
-def agents(store: Store, submission_ids: Collection[str]) -> dict[str, Agent]:
+def agents(store: Store, submission_ids: Collection[str]) -> dict[str, RosterAgent]:
     """By id, whatever has become of them."""
     rows = store.database.rows(_AGENTS.where(submissions.c.id.in_(list(submission_ids))))
     return {row["submission_id"]: _agent(row) for row in rows}
 
 
-def live(store: Store, season_id: int) -> list[Agent]:
+def live(store: Store, season_id: int) -> list[RosterAgent]:
     """The newest ranked version of each lineage, by id."""
     query = _AGENTS.where(
         submissions.c.season_id == season_id, submissions.c.state == State.RANKED,
@@ -72,7 +72,7 @@ def live(store: Store, season_id: int) -> list[Agent]:
     return sorted(newest.values(), key=lambda agent: agent.submission_id)
 
 
-def playing(agents: Sequence[Agent], per_owner: int) -> list[Agent]:
+def playing(agents: Sequence[RosterAgent], per_owner: int) -> list[RosterAgent]:
     """The latest agents of each owner, as many as may play; 0: all. The others keep their place on the board."""
     if not per_owner:
         return list(agents)
@@ -103,7 +103,7 @@ def check_room(store: Store, owner: str, env_id: str, algorithm: str, per_owner:
         )
 
 
-def bench(store: Store, submission_id: str, reason: str) -> Bench:
+def bench(store: Store, submission_id: str, reason: str) -> BenchRecord:
     """Raises Conflict when it is benched already."""
     with store.begin() as connection:
         env_id = store.submissions.get(submission_id).env_id
@@ -135,18 +135,18 @@ def unbench(store: Store, submission_id: str) -> None:
         _tell(store, submission_id, env_id, benched=False)
 
 
-def benched(store: Store, submission_id: str) -> Bench | None:
+def benched(store: Store, submission_id: str) -> BenchRecord | None:
     row = store.database.row(_BENCHES.where(benches.c.submission_id == submission_id, benches.c.lifted_at.is_(None)))
-    return Bench(**row) if row else None
+    return BenchRecord(**row) if row else None
 
 
-def all_benched(store: Store, *, env_id: str | None = None) -> list[Bench]:
+def all_benched(store: Store, *, env_id: str | None = None) -> list[BenchRecord]:
     """Those who sit there now, the latest first."""
     query = _BENCHES.where(benches.c.lifted_at.is_(None)).order_by(benches.c.id.desc())
     if env_id is not None:
         query = query.join(submissions, submissions.c.id == benches.c.submission_id)
         query = query.where(submissions.c.env_id == env_id)
-    return [Bench(**row) for row in store.database.rows(query)]
+    return [BenchRecord(**row) for row in store.database.rows(query)]
 
 
 def behaviour(store: Store, submission_id: str) -> list[SeatStatus]:
@@ -171,11 +171,11 @@ def _tell(store: Store, submission_id: str, env_id: str, *, benched: bool) -> No
     )
 
 
-def _agent(row: sa.RowMapping) -> Agent:
+def _agent(row: sa.RowMapping) -> RosterAgent:
     fields = {name: row[name] for name in ("submission_id", "owner_id", "owner", "algorithm", "version", "created_at")}
     # Names are apart by a character that none can hold.
     sender = f"\0{row['client_id'] or ''}" if row["anonymous"] else ""
-    return Agent(**fields, lineage=f"{row['owner_id']}\0{row['algorithm']}{sender}")
+    return RosterAgent(**fields, lineage=f"{row['owner_id']}\0{row['algorithm']}{sender}")
 
 
 _AGENTS = sa.select(
@@ -183,4 +183,4 @@ _AGENTS = sa.select(
     submissions.c.algorithm, submissions.c.version, submissions.c.created_at, submissions.c.client_id,
     submissions.c.anonymous,
 ).join(owners, owners.c.id == submissions.c.owner_id)  # fmt: skip
-_BENCHES = sa.select(*columns(benches, Bench))
+_BENCHES = sa.select(*columns(benches, BenchRecord))

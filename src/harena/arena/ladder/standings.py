@@ -42,7 +42,7 @@ must not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class BoardStanding:
     """A line of a board."""
 
     season_id: int
@@ -78,7 +78,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opponent:
+class OpponentRecord:
     """Whom an agent has met on the ladder, and how it went for the agent."""
 
     submission_id: str
@@ -109,7 +109,7 @@ class Standings:
         sort: Sort = Sort.SCORE_DESC,
         limit: int = 50,
         offset: int = 0,
-    ) -> list[Standing]:
+    ) -> list[BoardStanding]:
         """Of the season that runs, or of the one that is named. In the order of the board, or of submission."""
         query = self._chosen(_STANDINGS, env_id, board, season_id, user, algorithm, where)
         if query is None:
@@ -135,7 +135,7 @@ class Standings:
         row = None if query is None else self._store.database.row(query)
         return row["n"] if row else 0
 
-    def standing(self, submission_id: str) -> Standing | None:
+    def standing(self, submission_id: str) -> BoardStanding | None:
         """On the latest board that has it."""
         query = _STANDINGS.where(standings.c.submission_id == submission_id).order_by(standings.c.season_id.desc())
         lines = self._lines(self._store.database.rows(query.limit(1)))
@@ -161,7 +161,7 @@ class Standings:
             sparks[row["submission_id"]].append(ratings.points(row["mu"], row["sigma"])[0])
         return sparks
 
-    def opponents(self, submission_id: str) -> list[Opponent]:
+    def opponents(self, submission_id: str) -> list[OpponentRecord]:
         """Those it has met most often first."""
         mine, other = seats.alias(), seats.alias()
         met = (
@@ -180,7 +180,7 @@ class Standings:
         most = sorted(results, key=lambda key: (-sum(results[key]), key))[:MAX_OPPONENTS]
         known = roster.agents(self._store, most)
         return [
-            Opponent(
+            OpponentRecord(
                 submission_id=key, owner=known[key].owner, algorithm=known[key].algorithm, version=known[key].version,
                 games=sum(results[key]), wins=results[key][0], draws=results[key][1], losses=results[key][2],
             )
@@ -189,13 +189,13 @@ class Standings:
 
     # ---- writing ----
 
-    def refit(self, fold: Fold) -> list[Standing]:
+    def refit(self, fold: Fold) -> list[BoardStanding]:
         """The board of a ladder by all results so far: of the agents that play on it and have played."""
         lines = ladder_lines(fold, roster.live(self._store, fold.season_id))
         self.replace(fold.env_id, fold.season_id, Board.LADDER, lines)
         return lines
 
-    def replace(self, env_id: str, season_id: int, which: Board, lines: Sequence[Standing]) -> None:
+    def replace(self, env_id: str, season_id: int, which: Board, lines: Sequence[BoardStanding]) -> None:
         with self._store.begin() as connection:
             of = (standings.c.season_id == season_id) & (standings.c.board == which)
             connection.execute(standings.delete().where(of))
@@ -232,9 +232,9 @@ class Standings:
             connection.execute(standings.insert().from_select(list(_FIELDS), lines.where(of, ~in_finals)))
             connection.execute(board.delete().where(of))
 
-    def _final_lines(self, env_id: str, season_id: int, finalists: Sequence[Finalist]) -> list[Standing]:
+    def _final_lines(self, env_id: str, season_id: int, finalists: Sequence[Finalist]) -> list[BoardStanding]:
         scored = [(one.score, one) for one in finalists if one.score is not None]
-        lines: list[Standing] = []
+        lines: list[BoardStanding] = []
         rank, last = 0, None
         for score, one in sorted(scored, key=lambda pair: (-pair[0], pair[1].submission_id)):
             of = self._store.submissions.get(one.submission_id)
@@ -242,7 +242,7 @@ class Standings:
                 continue
             place = len(lines) + 1
             rank, last = (rank if score == last else place), score
-            lines.append(Standing(
+            lines.append(BoardStanding(
                 season_id=season_id, board=Board.VERIFIED, submission_id=of.id, env_id=env_id, owner=of.owner,
                 algorithm=of.algorithm, version=of.version, rank=rank, place=place, score=score, low=one.low,
                 high=one.high, games=0, wins=0, draws=0, losses=0, component=0, at=of.created_at, final=True,
@@ -276,26 +276,26 @@ class Standings:
                 query = query.where(column <= high)
         return query
 
-    def _lines(self, rows: Sequence[sa.RowMapping]) -> list[Standing]:
+    def _lines(self, rows: Sequence[sa.RowMapping]) -> list[BoardStanding]:
         few: dict[str, int] = {}
         for env_id in {row["env_id"] for row in rows}:
             few[env_id] = EnvironmentSettings.parse(self._store.environments.get(env_id).settings).provisional_games
         return [
-            Standing(**row, provisional=row["board"] is Board.LADDER and row["games"] < few[row["env_id"]])
+            BoardStanding(**row, provisional=row["board"] is Board.LADDER and row["games"] < few[row["env_id"]])
             for row in rows
         ]
 
 
-def ladder_lines(fold: Fold, agents: Sequence[roster.Agent]) -> list[Standing]:
+def ladder_lines(fold: Fold, agents: Sequence[roster.RosterAgent]) -> list[BoardStanding]:
     """By all results of the fold; agents that have not played yet are on no board."""
     known = {agent.submission_id: agent for agent in agents if agent.submission_id in fold.tallies}
     fitted = ratings.refit(fold.log, listed=known).entries
-    lines: list[Standing] = []
+    lines: list[BoardStanding] = []
     ordered = sorted(fitted, key=lambda entry: (-round(entry.strength, DIGITS), entry.agent))
     for place, entry in enumerate(ordered, 1):
         agent, tally = known[entry.agent], fold.tallies[entry.agent]
         score, low, high = (round(value, DIGITS) for value in (entry.strength, entry.low, entry.high))
-        lines.append(Standing(
+        lines.append(BoardStanding(
             season_id=fold.season_id, board=Board.LADDER, submission_id=entry.agent, env_id=fold.env_id,
             owner=agent.owner, algorithm=agent.algorithm, version=agent.version, rank=entry.rank, place=place,
             score=score, low=low, high=high, games=entry.games, wins=tally.wins, draws=tally.draws,
@@ -310,7 +310,7 @@ def _came_out(row: sa.RowMapping) -> int:
     return 1 if keys[0] == keys[1] else (0 if keys[0] < keys[1] else 2)
 
 
-def _row(line: Standing) -> dict[str, Any]:
+def _row(line: BoardStanding) -> dict[str, Any]:
     return {name: getattr(line, name) for name in _FIELDS}
 
 

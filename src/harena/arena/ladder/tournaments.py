@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from harena.arena.db.matches import Match
+from harena.arena.db.matches import MatchRecord
 from harena.arena.db.models import (
     Board,
     Conflict,
@@ -32,7 +32,7 @@ from harena.arena.db.models import (
 )
 from harena.arena.db.records import MAX_PAGE
 from harena.arena.db.store import Store
-from harena.arena.ladder.matches import Matches
+from harena.arena.ladder.matches import MatchService
 from harena.arena.ladder.standings import Standings
 from harena.errors import SpecError
 from harena.match import registry
@@ -53,7 +53,7 @@ _log = logging.getLogger("harena.arena")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tournament:
+class TournamentRecord:
     """Without its seed, which nobody needs to know before the games are over."""
 
     id: str
@@ -76,8 +76,8 @@ class Tournament:
     finished_at: float | None
 
 
-class Tournaments:
-    def __init__(self, store: Store, standings: Standings, matches: Matches) -> None:
+class TournamentService:
+    def __init__(self, store: Store, standings: Standings, matches: MatchService) -> None:
         self._store = store
         self._standings = standings
         self._matches = matches
@@ -96,7 +96,7 @@ class Tournaments:
         rounds: int | None = None,
         seed: int | None = None,
         finals: bool = False,
-    ) -> Tournament:
+    ) -> TournamentRecord:
         """Of these submissions, or of the `top` of the ladder; the better seeded first. Without a seed, one that
         nobody can guess. Its games start with the next `advance`."""
         season = self._store.seasons.live(env_id)
@@ -119,13 +119,15 @@ class Tournaments:
             self._tell(made)
             return made
 
-    def get(self, tournament_id: str) -> Tournament:
+    def get(self, tournament_id: str) -> TournamentRecord:
         row = self._store.database.row(sa.select(tournaments).where(tournaments.c.id == tournament_id))
         if row is None:
             raise NotFound(f"no tournament {tournament_id!r:.60}")
         return _tournament(row)
 
-    def list(self, *, env_id: str | None = None, season_id: int | None = None, limit: int = 50) -> list[Tournament]:
+    def list(
+        self, *, env_id: str | None = None, season_id: int | None = None, limit: int = 50
+    ) -> list[TournamentRecord]:
         """Newest first."""
         query = sa.select(tournaments).order_by(tournaments.c.created_at.desc(), tournaments.c.id)
         if env_id is not None:
@@ -134,7 +136,7 @@ class Tournaments:
             query = query.where(tournaments.c.season_id == season_id)
         return [_tournament(row) for row in self._store.database.rows(query.limit(max(1, min(limit, 1000))))]
 
-    def cancel(self, tournament_id: str) -> Tournament:
+    def cancel(self, tournament_id: str) -> TournamentRecord:
         """With the games that are open; what was played stays."""
         with self._store.begin():
             if self.get(tournament_id).state is not TournamentState.RUNNING:
@@ -196,7 +198,7 @@ class Tournaments:
     def _take_up(self, row: sa.RowMapping) -> _UnderWay:
         """From the match log."""
         under_way = _UnderWay(_schedule(row["env_id"], row["format"], row["settings"]))
-        made: defaultdict[int, list[Match]] = defaultdict(list)
+        made: defaultdict[int, list[MatchRecord]] = defaultdict(list)
         before: int | None = None
         while page := self._store.matches.where(tournament_id=row["id"], before=before, limit=1000):
             before = page[-1].number
@@ -227,14 +229,14 @@ class Tournaments:
                 raise SpecError(f"submission {submission_id} is not on the ladder of {env_id}")
         return chosen
 
-    def _change(self, tournament_id: str, **values: Any) -> Tournament:
+    def _change(self, tournament_id: str, **values: Any) -> TournamentRecord:
         with self._store.begin() as connection:
             connection.execute(tournaments.update().where(tournaments.c.id == tournament_id).values(values))
             changed = self.get(tournament_id)
             self._tell(changed)
             return changed
 
-    def _tell(self, of: Tournament) -> None:
+    def _tell(self, of: TournamentRecord) -> None:
         body = {"id": of.id, "env_id": of.env_id, "state": of.state.value}
         self._store.events.publish(f"tournament:{of.id}", "tournament", body)
 
@@ -265,18 +267,18 @@ class _UnderWay:
         """The games to make now, so that `window` are open; also ends the round when all of it is reported."""
         return self._series.todo(max(0, window - len(self._of)))
 
-    def made(self, pairing: Pairing, match: Match) -> None:
+    def made(self, pairing: Pairing, match: MatchRecord) -> None:
         self._of[match.id] = pairing
         self._made[pairing] = match.id
         self._ties.setdefault(pairing.tie, []).append(pairing)
         self._series.begun(pairing)
         self.news = True
 
-    def ended(self, match: Match) -> None:
+    def ended(self, match: MatchRecord) -> None:
         self.news = True
         self._series.ended(self._of.pop(match.id), match)
 
-    def replay(self, made: dict[int, list[Match]]) -> None:
+    def replay(self, made: dict[int, list[MatchRecord]]) -> None:
         """Takes in all that was made before, by the number of its pairing and then by attempt."""
         while not self.over:
             todo = self.todo(len(self._of) + 1)
@@ -340,7 +342,7 @@ class _UnderWay:
         return {"agents": agents, "matches": played, "scores": scores, "winner": winner}
 
 
-def finals_of(store: Store, season_id: int, *states: TournamentState) -> Tournament | None:
+def finals_of(store: Store, season_id: int, *states: TournamentState) -> TournamentRecord | None:
     """The finals of a season, if they are in one of these states."""
     query = sa.select(tournaments).where(
         tournaments.c.season_id == season_id, tournaments.c.finals.is_(True), tournaments.c.state.in_(states)
@@ -349,7 +351,7 @@ def finals_of(store: Store, season_id: int, *states: TournamentState) -> Tournam
     return _tournament(row) if row else None
 
 
-def _report(schedule: Schedule, pairing: Pairing, match: Match) -> None:
+def _report(schedule: Schedule, pairing: Pairing, match: MatchRecord) -> None:
     if match.state is MatchState.FINISHED:
         schedule.report(pairing, scores=[seat.score or 0.0 for seat in match.seats], winner=match.winner)
     elif match.state is MatchState.TIMEOUT:
@@ -398,11 +400,11 @@ def _note(note: str) -> str:
     return note.replace("{", "agent ").replace("}", "")
 
 
-def _tournament(row: sa.RowMapping) -> Tournament:
+def _tournament(row: sa.RowMapping) -> TournamentRecord:
     settings = row["settings"]
     fields = {name: row[name] for name in ("id", "env_id", "season_id", "name", "format", "finals", "state",
                                            "created_at", "finished_at")}  # fmt: skip
-    return Tournament(
+    return TournamentRecord(
         **fields, participants=tuple(settings["participants"]), games=settings["games"], rounds=settings["rounds"],
         result=row["result"] or _empty(),
     )  # fmt: skip

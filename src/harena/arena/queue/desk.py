@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harena.arena.db.jobs import Job, Queue
+from harena.arena.db.jobs import Queue, QueuedJob
 from harena.arena.queue import kinds
 from harena.arena.queue.workers import Commit
 from harena.errors import HarenaError
@@ -103,7 +103,7 @@ class Desk:
             raise
         return ticket
 
-    def play(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
+    def play(self, job: QueuedJob, cancelled: Callable[[], bool]) -> Commit:
         """The handler of its job."""
         with self._lock:
             ticket = self._open.get(job.payload["ticket"])
@@ -119,7 +119,7 @@ class Desk:
             self._close(ticket.id)
         return _nothing
 
-    def give_up(self, job: Job) -> None:
+    def give_up(self, job: QueuedJob) -> None:
         """The platform gave its job up."""
         ticket = self._close(job.payload["ticket"])
         if ticket is not None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from harena.arena.db.jobs import Job
-    from harena.arena.ladder.matches import Matches
+    from harena.arena.db.jobs import QueuedJob
+    from harena.arena.ladder.matches import MatchService
     from harena.arena.queue.desk import Desk
     from harena.arena.queue.workers import Handler
     from harena.arena.settings import Settings
@@ -26,7 +26,7 @@ class Services(Protocol):
     @property
     def submissions(self) -> Submissions: ...
     @property
-    def matches(self) -> Matches: ...
+    def matches(self) -> MatchService: ...
     @property
     def desk(self) -> Desk: ...
 
@@ -36,7 +36,7 @@ class JobKind:
     name: str
     """As the database keeps it: never change one."""
     handler: Callable[[Services], Handler]
-    given_up: Callable[[Services], Callable[[Job], object]]
+    given_up: Callable[[Services], Callable[[QueuedJob], object]]
     """Called inside the transaction that gives a job of this kind up."""
     evaluates: bool = False
     """A submission's own evaluation: its owner waits for it, and it has a place in the queue."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from harena.arena.db.database import Changes, log_failure
-from harena.arena.db.jobs import LEASE_S, Job, Queue, Swept
+from harena.arena.db.jobs import LEASE_S, Queue, QueuedJob, Swept
 from harena.arena.db.models import LeaseLost, StoreError
 from harena.arena.db.store import Store
 from harena.errors import BoxError, HarenaError, Retry
@@ -46,7 +46,7 @@ Commit = Callable[[], object]
 
 
 class Handler(Protocol):
-    def __call__(self, job: Job, cancelled: Callable[[], bool], /) -> Commit:
+    def __call__(self, job: QueuedJob, cancelled: Callable[[], bool], /) -> Commit:
         """Does the work outside of any transaction. What is raised is the platform's fault: a BoxError says whether to
         try again, any other HarenaError but a StoreError will not get better. When `cancelled` turns true it should
         raise soon, whatever it likes."""
@@ -74,7 +74,7 @@ class TryAgain(HarenaError):
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    job: Job
+    job: QueuedJob
     beaten_at: float
     lost: threading.Event = field(default_factory=threading.Event)
     """Cancelled, or somebody else's by now: the result will be dropped."""
@@ -88,7 +88,7 @@ class _Held:
         return time.monotonic() - self.began_at >= QUANTUM_S * 2.0 ** min(self.job.yielded, 20)
 
 
-class Workers:
+class JobWorkers:
     def __init__(
         self,
         store: Store,
@@ -97,8 +97,8 @@ class Workers:
         handlers: Mapping[str, Handler],
         slots: Mapping[str, int] | None = None,
         lanes: Sequence[Lane] = (),
-        on_dead: Callable[[Job], object],
-        on_requeued: Callable[[Job], object] = lambda job: None,
+        on_dead: Callable[[QueuedJob], object],
+        on_requeued: Callable[[QueuedJob], object] = lambda job: None,
         alone: bool = False,
     ) -> None:
         """`slots`: jobs of a kind at a time, of kinds that are in none of the `lanes`. `on_dead` and `on_requeued` are
@@ -165,7 +165,7 @@ class Workers:
         self._wake(self._handlers)
 
     @property
-    def running(self) -> list[Job]:
+    def running(self) -> list[QueuedJob]:
         with self._changed:
             return [held.job for held in self._held]
 
@@ -205,7 +205,7 @@ class Workers:
                 kind = self._turn(lane)
                 self._due.discard(kind)  # before the look: what comes after it sets it again
                 self._busy[kind] += 1
-            job: Job | None = None
+            job: QueuedJob | None = None
             try:
                 job = self._queue.claim(kind, self.name)
             except Exception as error:
@@ -279,7 +279,7 @@ class Workers:
         for job in swept.dead:
             self._tell(self._on_dead, job)
 
-    def _tell(self, what: Callable[[Job], object], job: Job) -> None:
+    def _tell(self, what: Callable[[QueuedJob], object], job: QueuedJob) -> None:
         try:
             what(job)
         except HarenaError:  # it has written nothing, and the job's own end must be kept
@@ -366,7 +366,7 @@ class Workers:
             _log.info("pruned %d old jobs and %d old events", jobs, events)
 
 
-def _yields_to(one: Job, head: Job, held: Sequence[_Held], lane: Lane) -> bool:
+def _yields_to(one: QueuedJob, head: QueuedJob, held: Sequence[_Held], lane: Lane) -> bool:
     running = Counter(other.job.kind for other in held)
     if one.kind in lane.firm:
         return False

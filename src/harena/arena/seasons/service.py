@@ -29,9 +29,9 @@ from harena.arena.db.seasons import Season
 from harena.arena.db.store import Store
 from harena.arena.ladder import ratings, roster
 from harena.arena.ladder.fold import Fold
-from harena.arena.ladder.matches import Matches
-from harena.arena.ladder.standings import Standing, Standings, ladder_lines
-from harena.arena.ladder.tournaments import Tournament, Tournaments, finals_of
+from harena.arena.ladder.matches import MatchService
+from harena.arena.ladder.standings import BoardStanding, Standings, ladder_lines
+from harena.arena.ladder.tournaments import TournamentRecord, TournamentService, finals_of
 from harena.arena.seasons import finals
 from harena.arena.seasons.finals import Finalist
 from harena.arena.submissions import evaluate
@@ -43,7 +43,7 @@ TOP = 8
 
 class Seasons:
     def __init__(
-        self, store: Store, queue: Queue, standings: Standings, matches: Matches, tournaments: Tournaments
+        self, store: Store, queue: Queue, standings: Standings, matches: MatchService, tournaments: TournamentService
     ) -> None:  # fmt: skip
         self._store = store
         self._queue = queue
@@ -65,7 +65,7 @@ class Seasons:
             self._tell(season, "frozen" if frozen else "open")
             return season
 
-    def finals(self, season_id: int, *, top: int | None = None, games: int = 2) -> Tournament:
+    def finals(self, season_id: int, *, top: int | None = None, games: int = 2) -> TournamentRecord:
         """Start a ladder's finals: a round robin of the best (TOP of them by default), each meeting with both seats on
         the same seeds. They can be started again only when the ones before were cancelled."""
         with self._store.begin():
@@ -177,7 +177,9 @@ class Seasons:
         self._store.events.publish(f"board:{season.env_id}", "season", body)
 
 
-def final_lines(fold: Fold, agents: Sequence[roster.Agent], finals: Tournament | None) -> list[Standing]:
+def final_lines(
+    fold: Fold, agents: Sequence[roster.RosterAgent], finals: TournamentRecord | None
+) -> list[BoardStanding]:
     """The board of a ladder that has ended: finalists first, as they came out of the finals; then the others, as they
     stand on the ladder."""
     lines = ladder_lines(fold, agents)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from harena.arena.db.environments import Environment
 from harena.arena.db.files import FileMissing, FileStore
-from harena.arena.db.jobs import Job, Place, Queue, share_of
+from harena.arena.db.jobs import Queue, QueuedJob, QueuePlace, share_of
 from harena.arena.db.models import (
     ACTIVE,
     Busy,
@@ -256,12 +256,12 @@ class Submissions:
 
     # ---- what is kept of one ----
 
-    def place(self, submission: Submission) -> Place:
+    def place(self, submission: Submission) -> QueuePlace:
         """In the queue; at its head when it is over."""
         if submission.state in ACTIVE and submission.job_id is not None:
             with contextlib.suppress(NotFound):
                 return self._queue.place(submission.job_id)
-        return Place(position=0, eta_s=0.0)
+        return QueuePlace(position=0, eta_s=0.0)
 
     def log(self, submission: Submission) -> str:
         """For its owner only. A verified agent's is that of its practice."""
@@ -282,15 +282,15 @@ class Submissions:
 
     # ---- jobs ----
 
-    def evaluate(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
+    def evaluate(self, job: QueuedJob, cancelled: Callable[[], bool]) -> Commit:
         """An agent on public practice episodes, then on the hidden episodes of its season."""
         return self._run(job, lambda submission: self._evaluate(submission, cancelled))
 
-    def script(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
+    def script(self, job: QueuedJob, cancelled: Callable[[], bool]) -> Commit:
         """A script, whose score is its own word."""
         return self._run(job, lambda submission: self._script(submission, cancelled))
 
-    def enter(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
+    def enter(self, job: QueuedJob, cancelled: Callable[[], bool]) -> Commit:
         """An agent that wants on a ladder: it must get through a short game against itself."""
         return self._run(job, lambda submission: self._enter(submission, cancelled))
 
@@ -340,7 +340,7 @@ class Submissions:
             episodes=len(done.returns), metrics=self._hidden(done),
         )  # fmt: skip
 
-    def final(self, job: Job, cancelled: Callable[[], bool]) -> Commit:
+    def final(self, job: QueuedJob, cancelled: Callable[[], bool]) -> Commit:
         """A finalist on the episodes of the season's second secret."""
         submission = self._store.submissions.get(job.payload["submission_id"])
         season_id = _season_id(submission)
@@ -425,7 +425,7 @@ class Submissions:
 
         return commit
 
-    def dead(self, job: Job) -> None:
+    def dead(self, job: QueuedJob) -> None:
         """The platform gave the evaluation up. Inside the transaction that did."""
         submission = self._store.submissions.get(job.payload["submission_id"])
         if submission.state in ACTIVE and submission.job_id == job.id:
@@ -433,11 +433,11 @@ class Submissions:
             self._store.submissions.fail(submission.id, GIVEN_UP.format(job.id), platform=True)
             self._ended(submission, "failed", fault="platform")
 
-    def final_given_up(self, job: Job) -> None:
+    def final_given_up(self, job: QueuedJob) -> None:
         """The platform gave a finalist's evaluation up. Inside the transaction that did."""
         finals.give_up(self._store, job.payload["season_id"], job.payload["submission_id"], job.id)
 
-    def requeued(self, job: Job) -> None:
+    def requeued(self, job: QueuedJob) -> None:
         """Another worker will take it. Inside the transaction that gave it back."""
         if job.kind in EVALUATIONS:
             submission = self._store.submissions.get(job.payload["submission_id"])
@@ -446,7 +446,7 @@ class Submissions:
 
     # ---- parts of a job ----
 
-    def _run(self, job: Job, work: Callable[[Submission], Commit]) -> Commit:
+    def _run(self, job: QueuedJob, work: Callable[[Submission], Commit]) -> Commit:
         submission = self._begin(job)
         if submission is None:
             return _nothing
@@ -455,7 +455,7 @@ class Submissions:
             return lambda: self._store.submissions.fail(submission.id, late, platform=True)
         return work(submission)
 
-    def _begin(self, job: Job) -> Submission | None:
+    def _begin(self, job: QueuedJob) -> Submission | None:
         """Running. None: nothing is to be done any more."""
         with self._store.begin():
             self._queue.heartbeat(job)  # raises LeaseLost: whoever has the job decides

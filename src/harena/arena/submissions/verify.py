@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from harena.arena.db.files import FileStore
-from harena.arena.db.matches import Match
+from harena.arena.db.matches import MatchRecord
 from harena.arena.db.models import EnvironmentKind, Kind, MatchState, State, evaluations, matches, submissions
 from harena.arena.db.records import Evaluation, Submission
 from harena.arena.db.store import Store
@@ -124,7 +124,7 @@ class Verifier:
             return [_of(submission, Verdict.UNCHECKED, "it has played no match")]
         return [finding for match in played for finding in self.verify_match(match.id)]
 
-    def _play_again(self, match: Match, data: bytes) -> Finding:
+    def _play_again(self, match: MatchRecord, data: bytes) -> Finding:
         result = self._table().submit(play_spec(self._store, self._submissions, match)).result()
         if result.status is MatchStatus.VOID and result.cause is not VoidCause.GAME:
             return _of_match(match, Verdict.UNCHECKED, f"it could not be played again: {result.error}")
@@ -212,7 +212,7 @@ def _scores_of(returns: list[float]) -> tuple[float, float]:
     return evaluate.published(mean, interval)[0], mean
 
 
-def _compare(match: Match, replay: Replay) -> Finding:
+def _compare(match: MatchRecord, replay: Replay) -> Finding:
     checked = replay.verify()
     if not checked.ok:
         return _of_match(match, Verdict.DIFFERS, str(checked))
@@ -232,7 +232,7 @@ def _moves(replay: bytes) -> list[dict[int, bytes]]:
     return [actions for actions, _ in replay_format.decode(replay).moves()]
 
 
-def _of_match(match: Match, verdict: Verdict, detail: str) -> Finding:
+def _of_match(match: MatchRecord, verdict: Verdict, detail: str) -> Finding:
     return Finding(what="match", id=match.id, verdict=verdict, detail=detail)
 
 

@@ -64,7 +64,7 @@ DEFAULT_LIMITS = ArchiveLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class EntryPoint:
     """How the agent is reached, as far as its source tells."""
 
     kind: str
@@ -121,7 +121,7 @@ class Advice:
 class Inspection:
     """What the source shows without running it."""
 
-    entry: Entry | None
+    entry: EntryPoint | None
     fault: SourceFault | None = None
     """Why it cannot work; None when nothing speaks against it."""
     error: str = ""
@@ -154,7 +154,7 @@ def lint(code: AgentCode, forbidden_imports: Sequence[str] = FORBIDDEN_IMPORTS) 
     return list(inspect(code, forbidden_imports).warnings)
 
 
-def find_entry(code: AgentCode) -> Entry:
+def find_entry(code: AgentCode) -> EntryPoint:
     """Raises AgentError for a syntax error, or where the entry file certainly has no agent."""
     report = inspect(code)
     if report.entry is None:
@@ -173,7 +173,7 @@ def inspect(code: AgentCode, forbidden_imports: Sequence[str] = FORBIDDEN_IMPORT
         if len(data) > LARGE_FILE
     ]
     if code.command:
-        return Inspection(entry=Entry(kind="command", name=code.command[0]), advice=tuple(large))
+        return Inspection(entry=EntryPoint(kind="command", name=code.command[0]), advice=tuple(large))
     seen = _parse_in_child(code, forbidden_imports)
     return dataclasses.replace(seen, advice=(*large, *seen.advice))
 
@@ -476,7 +476,7 @@ def _located(path: str, line: int, text: str) -> str:
 def _parse_in_child(code: AgentCode, forbidden: Sequence[str]) -> Inspection:
     name = code.shown or code.entry
     modules = {path: data for path, data in code.files.items() if path.endswith(".py") and len(data) <= MAX_PARSED}
-    unknown = Entry(kind="", name="")
+    unknown = EntryPoint(kind="", name="")
     if code.entry not in modules:
         large = Advice(kind=AdviceKind.UNCHECKED, path=name, text="too large to check without running it")
         return Inspection(entry=unknown, advice=(large,))
@@ -515,5 +515,5 @@ def _parse_in_child(code: AgentCode, forbidden: Sequence[str]) -> Inspection:
     if found["fault"]:
         error = _shown(_located(name, found["line"], found["error"]))
         return Inspection(entry=None, fault=SourceFault(found["fault"]), error=error, advice=advice)
-    entry = Entry(kind=found["kind"], name=found["name"], method=found["method"])
+    entry = EntryPoint(kind=found["kind"], name=found["name"], method=found["method"])
     return Inspection(entry=entry, advice=advice)

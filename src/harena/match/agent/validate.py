@@ -28,7 +28,7 @@ Play = Callable[[MatchSpec], MatchResult]
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
+class AgentValidation:
     valid: bool
     errors: tuple[str, ...] = ()
     """What must change, one each, in words for the author."""
@@ -49,16 +49,16 @@ def validate(
     limits: ArchiveLimits = agents.DEFAULT_LIMITS,
     forbidden_imports: Sequence[str] = agents.FORBIDDEN_IMPORTS,
     memory_mb: int = 512,
-) -> Validation:
+) -> AgentValidation:
     """Raises HarenaError where it cannot say: see the top of this file."""
     game: Any = _matches("registry").make(environment)
     try:
         code = agent if isinstance(agent, AgentCode) else agents.load(agent, limits=limits)
     except AgentError as error:
-        return Validation(False, (str(error),))
+        return AgentValidation(False, (str(error),))
     seen = agents.inspect(code, forbidden_imports)
     if seen.error:
-        return Validation(False, (seen.error,), seen.warnings)
+        return AgentValidation(False, (seen.error,), seen.warnings)
     spec = MatchSpec(
         environment=environment,
         agents=tuple(dataclasses.replace(code, name=f"{code.name} in seat {seat}") for seat in range(game.seats)),
@@ -73,7 +73,7 @@ def validate(
         text = result.error or result.reason or result.status.value
         raise BoxError(f"the smoke game in {environment} could not be played: {text}", retry=Retry.SAFE)
     errors = _errors(result, game, spec)
-    return Validation(not errors, errors, (*seen.warnings, *_warnings(result, clock)))
+    return AgentValidation(not errors, errors, (*seen.warnings, *_warnings(result, clock)))
 
 
 def _matches(module: str) -> Any:

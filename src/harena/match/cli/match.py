@@ -33,7 +33,7 @@ from harena.match.replay.replay import Replay
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatStatus
 from harena.match.run import play
 from harena.match.series import tournament
-from harena.match.series.contest import Contest, Finished, Play, Row, ahead, lockstep
+from harena.match.series.contest import Contest, Finished, Play, TableRow, ahead, lockstep
 from harena.match.series.schedule import Pairing, Schedule
 from harena.statistics import Comparison, Interval
 
@@ -436,12 +436,12 @@ def verdict_text(verdict: Comparison, plan: Plan) -> str:
     return f"{verdict.sentence(plan.names)}, {_interval(verdict.rate)} of the points in {games}"
 
 
-def table_text(rows: Sequence[Row], names: Sequence[str], *, solo: bool = False, tie_break: bool = False) -> str:
+def table_text(rows: Sequence[TableRow], names: Sequence[str], *, solo: bool = False, tie_break: bool = False) -> str:
     """Columns that say nothing here are left out."""
     head = ("rank", "agent", "games", "won", "drawn", "lost", "void", "byes", "points", "Buchholz",
             "win rate (95 %)", "mean score (95 %)", "faults", "cpu/move")  # fmt: skip
 
-    def cells(row: Row) -> tuple[str, ...]:
+    def cells(row: TableRow) -> tuple[str, ...]:
         place = row.standing
         duel = ("",) * 3 if solo else (str(place.wins), str(place.draws), str(place.losses))
         return (

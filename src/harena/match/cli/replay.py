@@ -19,7 +19,7 @@ from harena.match.cli import commands as cli
 from harena.terminal import Screen, framed, safe
 
 if TYPE_CHECKING:
-    from harena.match.replay.replay import Frame, Replay
+    from harena.match.replay.replay import Replay, ReplayFrame
 
 NEXT, BACK, QUIT = (
     {"n", " ", "\r", "\n", "l", "\033[C", "\033[B"},
@@ -96,12 +96,12 @@ def _write(path: str, text: str) -> None:
         raise SpecError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _head(replay: Replay, frame: Frame) -> str:
+def _head(replay: Replay, frame: ReplayFrame) -> str:
     names = " against ".join(replay.agents)
     return f"{replay.environment}, seed {replay.seed}, frame {frame.number} of {replay.steps}: {names}"
 
 
-def _foot(replay: Replay, frame: Frame) -> str:
+def _foot(replay: Replay, frame: ReplayFrame) -> str:
     lines = [f"{safe(replay.agents[seat])}: {action}" for seat, action in frame.actions.items()]
     if frame.done:
         winner = "no winner" if replay.winner is None else f"{safe(replay.agents[replay.winner])} wins"
@@ -115,7 +115,7 @@ def _foot(replay: Replay, frame: Frame) -> str:
 
 def _browse(replay: Replay) -> None:
     """Frames come from running the game again: those seen are kept for the way back."""
-    frames, source, at = list["Frame"](), replay.frames(), 0
+    frames, source, at = list["ReplayFrame"](), replay.frames(), 0
     with _keys(), Screen(1000) as screen:
         while True:
             frames += itertools.islice(source, max(0, at + 1 - len(frames)))

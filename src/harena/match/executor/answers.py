@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from harena.match.executor.matches import Game, Match, Told
+from harena.match.executor.matches import GameRecord, MatchCall, Told
 from harena.match.executor.pb import executor_pb2 as pb
 from harena.match.game import GameInfo
 from harena.match.result import MatchStatus
@@ -20,7 +20,7 @@ STATUSES = {
 }
 
 
-def response(match: Match, max_bytes: int) -> pb.MatchResponse:
+def response(match: MatchCall, max_bytes: int) -> pb.MatchResponse:
     order, finished = match.order, match.status is MatchStatus.FINISHED
     first = match.games[0] if match.games else None
     answer = pb.MatchResponse(
@@ -64,7 +64,7 @@ def for_spectators(answer: pb.MatchResponse) -> pb.MatchResponse:
     return public
 
 
-def _agent(match: Match, agent: int) -> pb.AgentResult:
+def _agent(match: MatchCall, agent: int) -> pb.AgentResult:
     played = [(game, game.pairing.seats.index(agent)) for game in match.games]
     seats = [game.result.seats[seat] for game, seat in played]
     fault = match.faults.get(agent)
@@ -83,7 +83,7 @@ def _agent(match: Match, agent: int) -> pb.AgentResult:
     )
 
 
-def _winner(match: Match) -> str:
+def _winner(match: MatchCall) -> str:
     """Of one game, whom the game names; of a series, the highest total score."""
     if len(match.games) == 1:
         game = match.games[0]
@@ -96,11 +96,11 @@ def _winner(match: Match) -> str:
     return match.order.entrants[best[0]].agent_id if len(best) == 1 else ""
 
 
-def _name(match: Match, game: Game, seat: int | None) -> str:
+def _name(match: MatchCall, game: GameRecord, seat: int | None) -> str:
     return "" if seat is None else match.order.entrants[game.pairing.seats[seat]].agent_id
 
 
-def game_result(match: Match, game: Game) -> pb.GameResult:
+def game_result(match: MatchCall, game: GameRecord) -> pb.GameResult:
     result = game.result
     return pb.GameResult(
         game=game.number,
@@ -127,7 +127,7 @@ def game_result(match: Match, game: Game) -> pb.GameResult:
     )
 
 
-def event(match: Match, told: Told) -> pb.MatchEvent:
+def event(match: MatchCall, told: Told) -> pb.MatchEvent:
     message = pb.MatchEvent(match_id=match.order.match_id, type=told.kind, game=told.game, skipped=told.skipped)
     if told.kind == "result":
         message.result.CopyFrom(told.data)

@@ -146,7 +146,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Executor:
+class ServerSection:
     host: Annotated[str, _text] = "127.0.0.1"
     port: Annotated[int, _whole(0, 65535)] = 50051
     """0 takes a free one and prints it."""
@@ -183,7 +183,7 @@ class ResourceLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sandbox:
+class SandboxSection:
     log_kb: Annotated[int, _whole(1, 16384)] = 64
     """Kept of what each agent prints."""
     output_mb: Annotated[int, _whole(1, 1024)] = 8
@@ -191,7 +191,7 @@ class Sandbox:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
+class ValidationSection:
     max_file_size_mb: Annotated[int, _whole(1, 1024)] = 10
     forbidden_imports: Annotated[tuple[str, ...] | None, _texts] = None
     """Warned about, never a wall: the box is. None: the built-in list."""
@@ -224,7 +224,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class ReplaySection:
     folder: Annotated[Path | None, _path] = None
     """Where record_replay writes; None: harena/replays in $XDG_STATE_HOME or ~/.local/state."""
     base_url: Annotated[str, _url("https", "http")] = ""
@@ -238,27 +238,27 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    executor: Executor = field(default_factory=Executor)
+class ServerConfig:
+    executor: ServerSection = field(default_factory=ServerSection)
     resource_limits: ResourceLimits = field(default_factory=ResourceLimits)
-    sandbox: Sandbox = field(default_factory=Sandbox)
-    validation: Validation = field(default_factory=Validation)
+    sandbox: SandboxSection = field(default_factory=SandboxSection)
+    validation: ValidationSection = field(default_factory=ValidationSection)
     fetch: Fetch = field(default_factory=Fetch)
-    replay: Replay = field(default_factory=Replay)
+    replay: ReplaySection = field(default_factory=ReplaySection)
 
 
 # ---- reading ----
 
 
-def load(path: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> Config:
+def load(path: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> ServerConfig:
     """The settings of `path`, else of $CONFIG_PATH, else the defaults; with the environment's variables over them."""
     environ = os.environ if environ is None else environ
     where = path or environ.get("CONFIG_PATH")
-    config = parse(_read(Path(where)), name=str(where)) if where else Config()
+    config = parse(_read(Path(where)), name=str(where)) if where else ServerConfig()
     return _checked(dataclasses.replace(config, executor=_overridden(config.executor, environ)))
 
 
-def parse(text: str | bytes, *, name: str = "config") -> Config:
+def parse(text: str | bytes, *, name: str = "config") -> ServerConfig:
     try:
         data: Any = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -267,7 +267,7 @@ def parse(text: str | bytes, *, name: str = "config") -> Config:
         log.info("%s: the section k8s is ignored: matches run on this machine only", name)
         cast("dict[Any, Any]", data).pop("k8s")
     try:
-        return _checked(_fill(Config, data, ""))
+        return _checked(_fill(ServerConfig, data, ""))
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
 
@@ -309,7 +309,7 @@ def _nearest(key: str, known: list[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
-def _overridden(section: Executor, environ: Mapping[str, str]) -> Executor:
+def _overridden(section: ServerSection, environ: Mapping[str, str]) -> ServerSection:
     changes: dict[str, Any] = {}
     for variable, name in ENVIRONMENT.items():
         value: Any = environ.get(variable)
@@ -319,14 +319,14 @@ def _overridden(section: Executor, environ: Mapping[str, str]) -> Executor:
             value = int(value) if re.fullmatch(r"\d{1,5}", value) else value
         if name == "insecure":
             value = _FLAGS.get(value.lower(), value)
-        changes[name] = get_args(_hints(Executor)[name])[1](value, variable)
+        changes[name] = get_args(_hints(ServerSection)[name])[1](value, variable)
     return dataclasses.replace(section, **changes)
 
 
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
-def _checked(config: Config) -> Config:
+def _checked(config: ServerConfig) -> ServerConfig:
     """What one key alone does not show."""
     tls, limits = config.executor.tls, config.resource_limits
     if (tls.cert is None) != (tls.key is None):
@@ -343,9 +343,9 @@ def _checked(config: Config) -> Config:
 
 
 def override(
-    config: Config, *, host: str | None = None, port: int | None = None, file_folder: str | None = None,
+    config: ServerConfig, *, host: str | None = None, port: int | None = None, file_folder: str | None = None,
     insecure: bool = False,
-) -> Config:  # fmt: skip
+) -> ServerConfig:  # fmt: skip
     """With what the command line gives; None changes nothing."""
     executor, fetch = config.executor, config.fetch
     if host is not None:

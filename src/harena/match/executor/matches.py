@@ -20,10 +20,10 @@ from harena.errors import HarenaError
 from harena.match import registry
 from harena.match.agent import load as agents
 from harena.match.executor import replays
-from harena.match.executor.config import Config
+from harena.match.executor.config import ServerConfig
 from harena.match.executor.fetch import Fetcher, FetchFailed, FetchRefused
-from harena.match.executor.orders import Order, Refused
-from harena.match.executor.replays import Store
+from harena.match.executor.orders import CallRefused, Order
+from harena.match.executor.replays import ReplayStore
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.run.protocol import MatchHandle, MatchRunner
 from harena.match.series import tournament
@@ -47,7 +47,7 @@ class _Stopped(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Game:
+class GameRecord:
     """A game of the series that is over."""
 
     number: int
@@ -100,12 +100,12 @@ class Watcher:
             yield told
 
 
-class Match:
-    def __init__(self, order: Order, settings: Config, *, caller: str = "") -> None:
+class MatchCall:
+    def __init__(self, order: Order, settings: ServerConfig, *, caller: str = "") -> None:
         self.order = order
         self.caller = caller
         self.pairings: Sequence[Pairing] = _pairings(order)
-        self.games: list[Game] = []
+        self.games: list[GameRecord] = []
         self.replay = b""
         """The first game's, as JSON, when the order asks for it."""
         self.logs: dict[int, str] = {}
@@ -175,7 +175,7 @@ class Match:
 
     # ---- the series ----
 
-    def play(self, runner: MatchRunner, fetcher: Fetcher, store: Store) -> None:
+    def play(self, runner: MatchRunner, fetcher: Fetcher, store: ReplayStore) -> None:
         """Never raises for what a client, an agent or a runner can do: `status` and `error` say how it went."""
         started = time.monotonic()
         try:
@@ -189,7 +189,7 @@ class Match:
         if self._stopped:
             self._end(MatchStatus.CANCELLED, self._stopped)
 
-    def _series(self, runner: MatchRunner, fetcher: Fetcher, store: Store, ends_at: float) -> None:
+    def _series(self, runner: MatchRunner, fetcher: Fetcher, store: ReplayStore, ends_at: float) -> None:
         """Ends with the first game that has no result: its caller decides whether to ask again."""
         codes = self._codes(fetcher)
 
@@ -205,7 +205,7 @@ class Match:
                 if result.status is not MatchStatus.FINISHED:
                     raise _Stopped(result.status, result.error or result.reason, result.cause)
 
-    def _keep(self, pairing: Pairing, result: MatchResult, store: Store) -> None:
+    def _keep(self, pairing: Pairing, result: MatchResult, store: ReplayStore) -> None:
         number = pairing.number
         for agent, seat in zip(pairing.seats, result.seats, strict=True):
             if agent not in self.faults:
@@ -222,7 +222,7 @@ class Match:
             self.warnings.append(f"no replay of game {number}: {error}")
         seats = tuple(dataclasses.replace(seat, log="") for seat in result.seats)
         bare = dataclasses.replace(result, replay=b"", seats=seats)
-        self.games.append(Game(number=number, pairing=pairing, result=bare, urls=urls))
+        self.games.append(GameRecord(number=number, pairing=pairing, result=bare, urls=urls))
 
     def _codes(self, fetcher: Fetcher) -> list[AgentCode | str]:
         """By entrant: its code, or why it has none. An agent that cannot be read is its owner's loss, not the end of
@@ -328,7 +328,7 @@ def _played(schedule: Schedule, pairing: Pairing, result: MatchResult) -> None:
     schedule.report(pairing)
 
 
-def archive_limits(settings: Config) -> agents.ArchiveLimits:
+def archive_limits(settings: ServerConfig) -> agents.ArchiveLimits:
     """An agent is as large as one that can be fetched, however it came."""
     return agents.ArchiveLimits(
         total_bytes=settings.fetch.max_mb << 20, file_bytes=settings.validation.max_file_size_mb << 20
@@ -342,12 +342,12 @@ def _pairings(order: Order) -> list[Pairing]:
     return tournament.series(agents_count, order.games, mirror=True, seed=order.seed)[: order.games]
 
 
-class Board:
+class RunningMatches:
     """The running matches by caller and id, and how many more there may be."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._matches: dict[tuple[str, str], Match] = {}
+        self._matches: dict[tuple[str, str], MatchCall] = {}
         self._others = 0
         self._draining = False
         self._condition = threading.Condition()
@@ -359,26 +359,26 @@ class Board:
     def draining(self) -> bool:
         return self._draining
 
-    def get(self, caller: str, match_id: str) -> Match | None:
+    def get(self, caller: str, match_id: str) -> MatchCall | None:
         with self._condition:
             return self._matches.get((caller, match_id))
 
-    def add(self, match: Match) -> None:
+    def add(self, match: MatchCall) -> None:
         with self._condition:
             name = (match.caller, match.order.match_id)
             if name in self._matches:
-                raise Refused(
+                raise CallRefused(
                     grpc.StatusCode.ALREADY_EXISTS, f"match_id: {match.order.match_id!r} is running; choose another"
                 )
             self._check_room()
             self._matches[name] = match
 
-    def remove(self, match: Match) -> None:
+    def remove(self, match: MatchCall) -> None:
         with self._condition:
             del self._matches[match.caller, match.order.match_id]
             self._condition.notify_all()
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> RunningMatches:
         """Room for something else that plays: a validation."""
         with self._condition:
             self._check_room()
@@ -392,9 +392,9 @@ class Board:
 
     def _check_room(self) -> None:
         if self._draining:
-            raise Refused(grpc.StatusCode.UNAVAILABLE, "the executor is shutting down; try another one")
+            raise CallRefused(grpc.StatusCode.UNAVAILABLE, "the executor is shutting down; try another one")
         if len(self._matches) + self._others >= self.limit:
-            raise Refused(
+            raise CallRefused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self.limit} matches are running, which is the limit (executor.max_matches); try again later",
             )

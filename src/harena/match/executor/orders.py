@@ -17,7 +17,7 @@ import grpc
 
 from harena.errors import HarenaError
 from harena.match import registry
-from harena.match.executor.config import Config
+from harena.match.executor.config import ServerConfig
 from harena.match.executor.fetch import Fetcher, FetchRefused
 from harena.match.executor.pb import executor_pb2 as pb
 from harena.match.result import Clock
@@ -28,7 +28,7 @@ MAX_ID = 256
 MAX_CONFIG = 64 << 10
 
 
-class Refused(HarenaError):
+class CallRefused(HarenaError):
     """A call that is answered with a gRPC status and nothing else."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
@@ -36,8 +36,8 @@ class Refused(HarenaError):
         self.code = code
 
 
-def invalid(text: str) -> Refused:
-    return Refused(grpc.StatusCode.INVALID_ARGUMENT, text)
+def invalid(text: str) -> CallRefused:
+    return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Order:
     """Steps are told: a cost that unwatched matches do not have."""
 
 
-def read(request: pb.MatchRequest, settings: Config, fetcher: Fetcher, *, watchable: bool = False) -> Order:
+def read(request: pb.MatchRequest, settings: ServerConfig, fetcher: Fetcher, *, watchable: bool = False) -> Order:
     environment = environment_of(request.environment)
     config = _config(request.config)
     _check_seats(environment, config, len(request.agents))
@@ -119,7 +119,7 @@ def _entrant(agent: pb.AgentData, field: str, fetcher: Fetcher) -> Entrant:
         found = f"both {' and '.join(given)} are" if given else "nothing is"
         raise invalid(f"{field}: give one of code_url, code_zip and docker_image; {found} given")
     if agent.docker_image:
-        raise Refused(
+        raise CallRefused(
             grpc.StatusCode.UNIMPLEMENTED,
             f"{field}.docker_image: agents in containers are not supported; send the code as code_zip or code_url",
         )
@@ -169,14 +169,14 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _timeout(asked: int, settings: Config) -> float:
+def _timeout(asked: int, settings: ServerConfig) -> float:
     most = settings.executor.max_timeout_sec
     if asked > most:
         raise invalid(f"timeout_sec: {asked}; at most {most:g}")
     return float(asked or settings.resource_limits.match_timeout_sec)
 
 
-def _clock(clock: pb.Clock, settings: Config) -> Clock:
+def _clock(clock: pb.Clock, settings: ServerConfig) -> Clock:
     limits, most = settings.resource_limits, settings.executor.max_timeout_sec
     for name in ("start_sec", "move_sec", "bank_sec", "match_sec"):
         value = getattr(clock, name)

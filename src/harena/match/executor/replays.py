@@ -31,8 +31,8 @@ def as_json(compact: bytes) -> bytes:
     return msgspec.json.encode(Replay.load(compact).to_json())
 
 
-class Store:
-    def __init__(self, settings: config.Replay) -> None:
+class ReplayStore:
+    def __init__(self, settings: config.ReplaySection) -> None:
         self.folder = (settings.folder or _default_folder()).absolute()
         self._settings = settings
         self._lock = threading.Lock()

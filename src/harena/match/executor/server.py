@@ -28,8 +28,8 @@ try:
 
     from harena.match import registry
     from harena.match.executor import config, service
-    from harena.match.executor.config import Config, ConfigError
-    from harena.match.executor.orders import CALLER, Refused
+    from harena.match.executor.config import ConfigError, ServerConfig
+    from harena.match.executor.orders import CALLER, CallRefused
 except ImportError as error:
     if error.name and error.name.startswith("harena"):
         raise
@@ -97,7 +97,7 @@ class RunningServer:
         self.stop()
 
 
-def start(settings: Config, *, runner: Any = None, door: Door | None = None) -> RunningServer:
+def start(settings: ServerConfig, *, runner: Any = None, door: Door | None = None) -> RunningServer:
     """`runner` is for those who have one already, and stays theirs. `door` takes the place of executor.auth_token."""
     executor = settings.executor
     if door is None and executor.auth_token:
@@ -123,7 +123,7 @@ def start(settings: Config, *, runner: Any = None, door: Door | None = None) -> 
     return server
 
 
-def _start(settings: Config, runner: Any, limit: int, door: Door | None) -> RunningServer:
+def _start(settings: ServerConfig, runner: Any, limit: int, door: Door | None) -> RunningServer:
     executor = settings.executor
     rpcs = service.Service(settings, runner, max_matches=limit)
     threads = limit + executor.max_watchers + OTHER_CALLS
@@ -147,7 +147,7 @@ def _start(settings: Config, runner: Any, limit: int, door: Door | None) -> Runn
     return RunningServer(server, rpcs, checks, port)
 
 
-def _listen(server: grpc.Server, settings: Config) -> int:
+def _listen(server: grpc.Server, settings: ServerConfig) -> int:
     executor = settings.executor
     host = f"[{executor.host}]" if ":" in executor.host else executor.host
     address = f"{host}:{executor.port}"
@@ -186,11 +186,11 @@ class _Guard(grpc.ServerInterceptor):
         given = {name: _as_text(value) for name, value in handler_call_details.invocation_metadata}
         try:
             caller = self._door.admit(method, given)
-        except Refused as refusal:
+        except CallRefused as refusal:
             return _refusing(refusal)
         except Exception:
             log.exception("a caller could not be checked")
-            return _refusing(Refused(grpc.StatusCode.UNAVAILABLE, "callers cannot be checked now; try again"))
+            return _refusing(CallRefused(grpc.StatusCode.UNAVAILABLE, "callers cannot be checked now; try again"))
         handler = continuation(handler_call_details)
         return handler and self._named(handler, method, caller)
 
@@ -198,7 +198,7 @@ class _Guard(grpc.ServerInterceptor):
         def begin(context: grpc.ServicerContext) -> None:
             try:
                 self._door.charge(method, caller, context.peer())
-            except Refused as refusal:
+            except CallRefused as refusal:
                 context.abort(refusal.code, str(refusal))
             CALLER.set(caller)
 
@@ -228,7 +228,7 @@ def _as_text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("latin-1")
 
 
-def _refusing(refusal: Refused) -> Any:
+def _refusing(refusal: CallRefused) -> Any:
     """As a stream: a handler of one message would hold a thread until the stranger has sent it."""
 
     def refuse(_: object, context: grpc.ServicerContext) -> Any:
@@ -252,14 +252,14 @@ class _Token:
 
     def admit(self, method: str, metadata: dict[str, str]) -> str:
         if not hmac.compare_digest(bearer(metadata).encode(errors="replace"), self._expected):
-            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "send the metadata `authorization: Bearer TOKEN`")
+            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "send the metadata `authorization: Bearer TOKEN`")
         return ""
 
     def charge(self, method: str, caller: str, peer: str) -> None:
         pass
 
 
-def serve(settings: Config) -> None:
+def serve(settings: ServerConfig) -> None:
     """Blocks until SIGTERM or SIGINT, then lets running matches finish; a second signal ends the waiting."""
     logging.basicConfig(
         level=settings.executor.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -291,7 +291,7 @@ def _wait(asked: threading.Event) -> None:
         pass
 
 
-def _announce(settings: Config, port: int) -> None:
+def _announce(settings: ServerConfig, port: int) -> None:
     executor = settings.executor
     secured = "TLS" if executor.tls.cert else "plain text"
     log.info("listening on %s port %d, %s", executor.host, port, secured)

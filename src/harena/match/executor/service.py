@@ -20,12 +20,12 @@ from harena.match import registry
 from harena.match.agent import load as agents
 from harena.match.agent import validate
 from harena.match.executor import answers, orders
-from harena.match.executor.config import Config
+from harena.match.executor.config import ServerConfig
 from harena.match.executor.fetch import Fetcher
-from harena.match.executor.matches import SLACK_S, Board, Match, Watcher, archive_limits
-from harena.match.executor.orders import CALLER, Refused
+from harena.match.executor.matches import SLACK_S, MatchCall, RunningMatches, Watcher, archive_limits
+from harena.match.executor.orders import CALLER, CallRefused
 from harena.match.executor.pb import executor_pb2 as pb
-from harena.match.executor.replays import Store
+from harena.match.executor.replays import ReplayStore
 from harena.match.result import Clock, MatchResult, MatchSpec
 from harena.match.run.protocol import MatchRunner
 
@@ -40,15 +40,15 @@ Context = grpc.ServicerContext
 
 class Service:
     def __init__(
-        self, settings: Config, runner: MatchRunner, *, max_matches: int, fetcher: Fetcher | None = None
+        self, settings: ServerConfig, runner: MatchRunner, *, max_matches: int, fetcher: Fetcher | None = None
     ) -> None:
         self._settings = settings
         self._runner = runner
         self._fetcher = fetcher or Fetcher(settings.fetch)
-        self._store = Store(settings.replay)
+        self._store = ReplayStore(settings.replay)
         self._environments = [*registry.infos(), *map(registry.info, settings.executor.environments)]
         self._watchers = threading.BoundedSemaphore(settings.executor.max_watchers)
-        self.board = Board(max_matches)
+        self.board = RunningMatches(max_matches)
 
     # ---- rpcs ----
 
@@ -62,7 +62,7 @@ class Service:
     def watch_match(self, request: pb.WatchRequest, context: Context) -> Iterator[pb.MatchEvent]:
         if not self._watchers.acquire(blocking=False):
             limit = self._settings.executor.max_watchers
-            raise Refused(
+            raise CallRefused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{limit} clients are watching, the limit (executor.max_watchers)"
             )
         try:
@@ -103,7 +103,7 @@ class Service:
                 )
             except HarenaError as error:
                 log.warning("validation of %r: %s", request.agent_id[: orders.MAX_ID], error)
-                raise Refused(grpc.StatusCode.INTERNAL, f"the agent could not be checked: {error}") from error
+                raise CallRefused(grpc.StatusCode.INTERNAL, f"the agent could not be checked: {error}") from error
         return pb.ValidationResponse(
             valid=found.valid,
             errors=[answers.text(line) for line in found.errors],
@@ -123,15 +123,15 @@ class Service:
 
     # ---- matches ----
 
-    def _admit(self, request: pb.MatchRequest, context: Context, *, watchable: bool = False) -> Match:
+    def _admit(self, request: pb.MatchRequest, context: Context, *, watchable: bool = False) -> MatchCall:
         order = orders.read(request, self._settings, self._fetcher, watchable=watchable)
-        match = Match(order, self._settings, caller=CALLER.get())
+        match = MatchCall(order, self._settings, caller=CALLER.get())
         self.board.add(match)
         if not context.add_callback(match.cancel):
             match.cancel()
         return match
 
-    def _play(self, match: Match) -> pb.MatchResponse:
+    def _play(self, match: MatchCall) -> pb.MatchResponse:
         try:
             match.play(self._runner, self._fetcher, self._store)
             answer = answers.response(match, (self._settings.executor.max_message_mb << 20) - SPARE_BYTES)
@@ -169,7 +169,7 @@ class Service:
     def _watch_other(self, match_id: str, context: Context) -> Iterator[pb.MatchEvent]:
         match = self.board.get(CALLER.get(), match_id)
         if match is None:
-            raise Refused(grpc.StatusCode.NOT_FOUND, f"match_id: no match {match_id[: orders.MAX_ID]!r} is running")
+            raise CallRefused(grpc.StatusCode.NOT_FOUND, f"match_id: no match {match_id[: orders.MAX_ID]!r} is running")
         watcher = match.watch()
         if not context.add_callback(watcher.end):
             watcher.end()
@@ -196,12 +196,12 @@ class Service:
         return handle.result(timeout=spec.clock.match_s + SLACK_S)
 
 
-def _events(match: Match, watcher: Watcher) -> Iterator[pb.MatchEvent]:
+def _events(match: MatchCall, watcher: Watcher) -> Iterator[pb.MatchEvent]:
     for told in watcher:
         yield answers.event(match, told)
         if told.kind == "result":
             return
-    raise Refused(grpc.StatusCode.INTERNAL, "the match ended without an answer; the executor's log says more")
+    raise CallRefused(grpc.StatusCode.INTERNAL, "the match ended without an answer; the executor's log says more")
 
 
 # ---- as gRPC handlers ----
@@ -254,7 +254,7 @@ def _guarded_stream(method: Callable[..., Iterator[Any]]) -> Callable[[Any, Cont
 
 
 def _abort(context: Context, error: Exception) -> NoReturn:
-    if isinstance(error, Refused):
+    if isinstance(error, CallRefused):
         context.abort(error.code, answers.text(str(error)))
     log.exception("a call failed", exc_info=error)
     context.abort(grpc.StatusCode.INTERNAL, "the executor failed; its log says more")

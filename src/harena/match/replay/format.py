@@ -97,7 +97,7 @@ def _pack_column(column: Column) -> tuple[_ColumnHead, bytes]:
     return _ColumnHead(len(column), width, kept), b"".join(planes[at] for at in kept)
 
 
-def _unpack_column(head: _ColumnHead, reader: _Reader) -> Column:
+def _unpack_column(head: _ColumnHead, reader: _RecordReader) -> Column:
     if not 0 <= head.count <= MAX_STEPS or not 0 <= head.width <= MAX_SECTION:
         raise ReplayError(f"a column of {head.count} times {head.width} bytes: over the limits of a replay")
     if not head.width:
@@ -116,7 +116,7 @@ def _unpack_column(head: _ColumnHead, reader: _Reader) -> Column:
     return Column(bytes(data), head.width)
 
 
-class _Reader:
+class _RecordReader:
     """What is left of a section, and of the memory that its columns may take: planes left out cost no bytes there."""
 
     def __init__(self, data: bytes) -> None:
@@ -306,7 +306,7 @@ def decode(data: bytes) -> Record:
 
 
 def _read(game_bytes: bytes, run_bytes: bytes) -> Record:
-    reader = _Reader(_decompress(game_bytes))
+    reader = _RecordReader(_decompress(game_bytes))
     game = _take_header(reader, _GameHead)
     _check_game(game)
     one = Column(bytes(2 * game.steps), 2)
@@ -314,7 +314,7 @@ def _read(game_bytes: bytes, run_bytes: bytes) -> Record:
     actions = tuple(_unpack_column(head, reader) for head in game.columns)
     reader.finish()
     _check_moves(game, order, actions)
-    reader = _Reader(_decompress(run_bytes))
+    reader = _RecordReader(_decompress(run_bytes))
     run = _take_header(reader, _RunHead)
     codes = tuple(_unpack_column(head, reader) for head in run.columns)
     reader.finish()
@@ -393,7 +393,7 @@ def _header(head: object) -> bytes:
     return _U32.pack(len(data)) + data
 
 
-def _take_header(reader: _Reader, kind: type[_T]) -> _T:
+def _take_header(reader: _RecordReader, kind: type[_T]) -> _T:
     (size,) = _U32.unpack(reader.take(4))
     if size > MAX_HEADER:
         raise ReplayError(f"a replay's header of {size} bytes, at most {MAX_HEADER} are read")

@@ -15,7 +15,7 @@ from harena.match.replay import format as fmt
 from harena.match.replay.format import ReplayError
 
 if TYPE_CHECKING:
-    from harena.match.replay.replay import Frame
+    from harena.match.replay.replay import ReplayFrame
 
 VERSION = "1.0"
 MAX_JSON = 256 << 20
@@ -86,7 +86,7 @@ def plain(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def document(record: fmt.Record, frames: Iterable[Frame]) -> dict[str, Any]:
+def document(record: fmt.Record, frames: Iterable[ReplayFrame]) -> dict[str, Any]:
     names = keys(record.agents)
     initial: dict[str, Any] = {}
     listed: list[dict[str, Any]] = []

@@ -27,7 +27,7 @@ FINISHED = "finished"
 OK = "ok"
 
 
-class Recorder:
+class ReplayRecorder:
     """Beside a running match. `step` only appends, but for a hash of the view every hundred steps."""
 
     def __init__(
@@ -97,7 +97,7 @@ def view_hash(game: Game) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class ReplayFrame:
     """The game after `number` steps; number 0 is the start. All values are JSON data, by seat."""
 
     number: int
@@ -181,11 +181,11 @@ class Replay:
     def to_json(self) -> dict[str, Any]:
         return replay_json.document(self._record, self.frames())
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[ReplayFrame]:
         """Runs the game again. Raises ReplayError where the moves do not fit the game."""
         try:
             for number, game, actions, rewards, cpu_us in self._run():
-                yield Frame(
+                yield ReplayFrame(
                     number=number,
                     actions={seat: game.action_space(seat).to_json(action) for seat, action in actions.items()},
                     rewards={seat: float(reward) for seat, reward in rewards.items()},

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import msgspec
 
-from harena.match.replay.replay import Frame, Replay
+from harena.match.replay.replay import Replay, ReplayFrame
 
 MAX_FRAMES = 20_000
 MAX_FRAME_BYTES = 24 << 20
@@ -109,7 +109,7 @@ def _allow(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _thinned(frames: Iterable[Frame], seats: int, *, with_text: bool) -> tuple[list[bytes], int]:
+def _thinned(frames: Iterable[ReplayFrame], seats: int, *, with_text: bool) -> tuple[list[bytes], int]:
     """The frames for the page, and how many steps lie between two. The last one is always there. Rewards and times are
     running sums, so that nothing is lost with a frame that is left out."""
     kept: list[bytes] = []
@@ -135,7 +135,7 @@ def _thinned(frames: Iterable[Frame], seats: int, *, with_text: bool) -> tuple[l
     return kept, stride
 
 
-def _encoded(frame: Frame, used_us: Sequence[int], totals: Sequence[float], *, with_text: bool) -> bytes:
+def _encoded(frame: ReplayFrame, used_us: Sequence[int], totals: Sequence[float], *, with_text: bool) -> bytes:
     data: dict[str, Any] = {
         "step": frame.number,
         "actions": _brief(frame.actions),

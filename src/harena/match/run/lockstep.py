@@ -24,7 +24,7 @@ from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
 from harena.match.replay import replay
 from harena.match.result import MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.run.play import (
-    Cancelled,
+    MatchCancelled,
     Rack,
     cause_of,
     checked,
@@ -85,10 +85,10 @@ class Lockstep:
         self.outcomes: list[Outcome | None] = [None] * len(games)
         self.faults: list[dict[int, Fault]] = [{} for _ in games]
         self.deadline = time.monotonic() + spec.clock.match_s
-        self.recorders: list[replay.Recorder] = []
+        self.recorders: list[replay.ReplayRecorder] = []
         if spec.record:
             self.recorders = [
-                replay.Recorder(
+                replay.ReplayRecorder(
                     game, environment=game.id, seed=seed, config=dict(spec.config), match_id=uuid.uuid4().hex[:12],
                     agents=[code.name for code in spec.agents],
                 )
@@ -109,7 +109,7 @@ class Lockstep:
             stalled = stalling_seat(self.seats, self.spec)
             if stalled is not None:
                 self.lose_all(*stalled, last=True)
-        except Cancelled:
+        except MatchCancelled:
             status, error = MatchStatus.CANCELLED, "the games were cancelled"
         except (GameError, BoxError, WireError) as failure:
             status, error, self._cause = MatchStatus.VOID, str(failure), cause_of(failure)
@@ -164,7 +164,7 @@ class Lockstep:
 
     def _look(self) -> None:
         if self._cancelled is not None and self._cancelled():
-            raise Cancelled
+            raise MatchCancelled
         if time.monotonic() > self.deadline:
             raise MatchTimeout
 

@@ -20,14 +20,14 @@ from harena.match import registry, spaces
 from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
 from harena.match.replay import replay
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
-from harena.match.run.seat import Fault, MatchTimeout, Place, Seat, box_spec
+from harena.match.run.seat import Fault, MatchTimeout, Seat, SeatPlace, box_spec
 from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import Limits, Spec
 
 Event = dict[str, Any]
 
 
-class Cancelled(Exception):
+class MatchCancelled(Exception):
     """Somebody called the match off."""
 
 
@@ -115,7 +115,7 @@ def play(
     with contextlib.ExitStack() as stack:
         rack = rack or stack.enter_context(Rack())
         cpus = stack.enter_context(on_one_processor())
-        return Match(spec, game, rack, cpus, on_event, cancelled).run()
+        return MatchPlay(spec, game, rack, cpus, on_event, cancelled).run()
 
 
 @contextlib.contextmanager
@@ -167,7 +167,7 @@ def load_all(
             agent_seed(seed if spec.agents_seed is None else spec.agents_seed, number)
             for seed in together or [spec.seed]
         ]
-        place = Place(
+        place = SeatPlace(
             seat=number, seats=game.seats, environment=game.id, observation=game.observation_space(number),
             action=game.action_space(number), seed=dice[0], seeds=tuple(dice) if together else (),
             stays=bool(together) or spec.keep, config=spec.config, clock=spec.clock, log_bytes=spec.log_bytes,
@@ -181,7 +181,7 @@ def load_all(
             yield number, seat, fault
 
 
-class Match:
+class MatchPlay:
     def __init__(
         self,
         spec: MatchSpec,
@@ -204,9 +204,9 @@ class Match:
         self._questions: list[bytes] = []
         self._answers: list[bytes] = []
         """All that the seats were asked, and answered."""
-        self._recorder: replay.Recorder | None = None
+        self._recorder: replay.ReplayRecorder | None = None
         if spec.record:
-            self._recorder = replay.Recorder(
+            self._recorder = replay.ReplayRecorder(
                 game, environment=game.id, seed=spec.seed, config=dict(spec.config), match_id=self.match_id,
                 agents=[code.name for code in spec.agents],
             )  # fmt: skip
@@ -221,7 +221,7 @@ class Match:
                 outcome = self._play()
             except MatchTimeout:
                 status, outcome, error = self._out_of_time()
-        except Cancelled:
+        except MatchCancelled:
             status, error = MatchStatus.CANCELLED, "the match was cancelled"
         except (GameError, BoxError, WireError) as failure:
             status, error, cause = MatchStatus.VOID, str(failure), cause_of(failure)
@@ -302,7 +302,7 @@ class Match:
                 if watched:
                     self._tell_step(actions, rewards)
             return game.outcome()
-        except (Cancelled, MatchTimeout, HarenaError):
+        except (MatchCancelled, MatchTimeout, HarenaError):
             raise
         except Exception as error:
             raise GameError(f"{game.id} failed at step {self.steps}: {type(error).__name__}: {error}") from error
@@ -367,7 +367,7 @@ class Match:
 
     def _look(self) -> None:
         if self._cancelled is not None and self._cancelled():
-            raise Cancelled
+            raise MatchCancelled
         if time.monotonic() > self._deadline:
             raise MatchTimeout
 

@@ -124,7 +124,7 @@ def without_result(
     ]
 
 
-class _Worker:
+class _WorkerProcess:
     def __init__(self, cpu: int) -> None:
         self.cpu = cpu
         self.sock, theirs = socket.socketpair()
@@ -157,7 +157,7 @@ def check(spec: object, seeds: Sequence[int] | None = None) -> None:
         if not all(type(name) is str and type(data) is bytes for name, data in code.files.items()):
             raise SpecError(f"agents[{at}]: its files are bytes by their names")
     bare = tuple(dataclasses.replace(code, files={}) for code in spec.agents)
-    job = worker.Job(0, dataclasses.replace(spec, agents=bare), None if seeds is None else [*seeds])
+    job = worker.MatchJob(0, dataclasses.replace(spec, agents=bare), None if seeds is None else [*seeds])
     try:
         worker.decode_order(worker.encode(job))
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -182,7 +182,7 @@ class Runner:
         self._bell, self._rung = socket.socketpair()
         self._rung.setblocking(False)
         self._selector.register(self._rung, selectors.EVENT_READ, None)
-        self._workers: list[_Worker] = []
+        self._workers: list[_WorkerProcess] = []
         for cpu in cpus[:count]:
             self._hire(cpu)
         self._thread = threading.Thread(target=self._manage, name="harena-runner", daemon=True)
@@ -267,7 +267,7 @@ class Runner:
             self._bell.send(b".")
 
     def _hire(self, cpu: int) -> None:
-        new = _Worker(cpu)
+        new = _WorkerProcess(cpu)
         self._workers.append(new)
         self._selector.register(new.sock, selectors.EVENT_READ, new)
 
@@ -293,7 +293,7 @@ class Runner:
             self._hand_out()
         self._dismiss_all()
 
-    def _hear(self, one: _Worker) -> None:
+    def _hear(self, one: _WorkerProcess) -> None:
         data = worker.receive(one.sock)
         if data is None:
             return self._replace(one)
@@ -306,13 +306,13 @@ class Runner:
             return None
         with self._lock:
             one.handle = None
-        if isinstance(report, worker.Done):
+        if isinstance(report, worker.JobDone):
             handle.finish(report.results)
         else:
             handle.finish([], SpecError(report.text) if report.bad_spec else HarenaError(report.text))
         return None
 
-    def _replace(self, one: _Worker) -> None:
+    def _replace(self, one: _WorkerProcess) -> None:
         """It has died, and its boxes with it."""
         self._selector.unregister(one.sock)
         one.end(END_S)
@@ -332,7 +332,7 @@ class Runner:
                 if one.handle is not None or not self._todo:
                     continue
                 handle = one.handle = self._todo.popleft()
-            one.send(worker.Job(handle.id, handle.spec, handle.seeds, handle.on_event is not None))
+            one.send(worker.MatchJob(handle.id, handle.spec, handle.seeds, handle.on_event is not None))
 
     def _dismiss_all(self) -> None:
         for handle in [*self._todo, *(one.handle for one in self._workers if one.handle)]:

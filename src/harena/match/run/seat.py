@@ -64,7 +64,7 @@ class Fault(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SeatPlace:
     """Which seat of which game, and by what rules."""
 
     seat: int
@@ -100,7 +100,7 @@ class Seat:
         self._others_ns = 0
         self.frozen = False
 
-    def sit(self, code: AgentCode, place: Place, cpus: set[int], look: Callable[[], None]) -> None:
+    def sit(self, code: AgentCode, place: SeatPlace, cpus: set[int], look: Callable[[], None]) -> None:
         """For one game; one that has played before, with the same code, gets a new agent object."""
         self.code = code
         self._is_command = bool(code.command)

@@ -26,7 +26,7 @@ LENGTH = struct.Struct("<I")
 MAX_MESSAGE = 1 << 30
 
 
-class Job(msgspec.Struct, tag="job"):
+class MatchJob(msgspec.Struct, tag="job"):
     id: int
     spec: MatchSpec
     seeds: list[int] | None = None
@@ -43,12 +43,12 @@ class Happened(msgspec.Struct, tag="event"):
     event: dict[str, Any]
 
 
-class Done(msgspec.Struct, tag="done"):
+class JobDone(msgspec.Struct, tag="done"):
     id: int
     results: list[MatchResult]
 
 
-class Refused(msgspec.Struct, tag="refused"):
+class JobRefused(msgspec.Struct, tag="refused"):
     id: int
     text: str
     bad_spec: bool
@@ -59,8 +59,8 @@ class Ready(msgspec.Struct, tag="ready"):
     pass
 
 
-Order = Job | Cancel
-Report = Happened | Done | Refused | Ready
+Order = MatchJob | Cancel
+Report = Happened | JobDone | JobRefused | Ready
 encode = msgspec.msgpack.Encoder().encode
 decode_order = msgspec.msgpack.Decoder(Order).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
@@ -97,7 +97,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 class Worker:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[MatchJob | None] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
         self._alone = False
 
@@ -122,7 +122,7 @@ class Worker:
         self._alone = True
         self._jobs.put(None)
 
-    def _do(self, job: Job, rack: Rack) -> None:
+    def _do(self, job: MatchJob, rack: Rack) -> None:
         def cancelled() -> bool:
             return self._alone or job.id in self._cancelled
 
@@ -134,9 +134,9 @@ class Worker:
                 results = lockstep.evaluate(job.spec, job.seeds, rack=rack, cancelled=cancelled)
             else:
                 results = [play(job.spec, rack=rack, on_event=tell if job.watched else None, cancelled=cancelled)]
-            self._tell(Done(job.id, results))
+            self._tell(JobDone(job.id, results))
         except HarenaError as error:
-            self._tell(Refused(job.id, str(error), bad_spec=isinstance(error, SpecError)))
+            self._tell(JobRefused(job.id, str(error), bad_spec=isinstance(error, SpecError)))
         finally:
             self._cancelled.discard(job.id)
 

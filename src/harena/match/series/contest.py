@@ -55,7 +55,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """One agent in the table."""
 
     standing: Standing
@@ -104,7 +104,7 @@ class Contest:
 
     # ---- what came out ----
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TableRow]:
         points: dict[int, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         scores: dict[int, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         blocks = self._blocks()
@@ -114,7 +114,7 @@ class Contest:
                 points[agent][block].append(played.points[seat])
                 scores[agent][block].append(played.scores[seat])
         return [
-            Row(
+            TableRow(
                 standing=standing,
                 rate=statistics.win_rate(points[standing.agent]),
                 score=statistics.score_mean(scores[standing.agent]),
@@ -156,7 +156,7 @@ class Contest:
         """Better ranked first."""
         blocks = self._blocks()
         games = [
-            statistics.Game(blocks[played.pairing], played.pairing.seats, played.scores, _winner(played.points))
+            statistics.ScoredGame(blocks[played.pairing], played.pairing.seats, played.scores, _winner(played.points))
             for played in self.schedule.played
         ]
         order = [row.agent for row in self.schedule.standings()]

@@ -205,7 +205,7 @@ Source = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Tie:
+class BracketTie:
     """One meeting in the bracket."""
 
     sources: tuple[Source, Source]
@@ -231,7 +231,7 @@ class Elimination(Schedule):
         check_size(2 * n * games)
         self.expected = (n - 1) * games
         self._seed, self._games = seed, games
-        self.ties: list[Tie] = []
+        self.ties: list[BracketTie] = []
         self._round = 0
         self._numbers = itertools.count()
         self._seeds = itertools.count()
@@ -241,7 +241,7 @@ class Elimination(Schedule):
         return self.ties[-1].winner
 
     def _add(self, one: Source, other: Source, stage: str, level: int = 0) -> int:
-        self.ties.append(Tie((one, other), stage, level))
+        self.ties.append(BracketTie((one, other), stage, level))
         return len(self.ties) - 1
 
     def _winners_bracket(self, *, out: bool) -> list[list[int]]:
@@ -272,7 +272,7 @@ class Elimination(Schedule):
             for pairing in self._games_of(number, tie)
         ]
 
-    def _seat(self, tie: Tie) -> None:
+    def _seat(self, tie: BracketTie) -> None:
         one, other = (self._known(source) for source in tie.sources)
         if one is None or other is None:
             return
@@ -290,7 +290,7 @@ class Elimination(Schedule):
             return number
         return self.ties[number].winner if kind == "winner" else self.ties[number].loser
 
-    def _games_of(self, number: int, tie: Tie) -> list[Pairing]:
+    def _games_of(self, number: int, tie: BracketTie) -> list[Pairing]:
         count = self._games if tie.scheduled == 0 else 1
         pairings: list[Pairing] = []
         seed = 0
@@ -304,7 +304,7 @@ class Elimination(Schedule):
         tie.scheduled += count
         return pairings
 
-    def _decide(self, tie: Tie, games: list[Played]) -> None:
+    def _decide(self, tie: BracketTie, games: list[Played]) -> None:
         one, other = (_totals(games, agent) for agent in tie.players)
         if one != other:
             tie.winner = tie.players[0] if one > other else tie.players[1]
