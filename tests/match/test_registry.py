@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -172,3 +174,10 @@ def test_an_entry_point_that_fails_does_not_hide_the_other_games(entry_points):
     assert "gone-v1" not in names
     with pytest.raises(GameError, match="no_such_module_here:Game, which does not load"):
         registry.make("gone")
+
+
+@pytest.mark.parametrize("path", ["docs/executor.md", "proto/executor.proto"])
+def test_the_config_of_the_executors_example_is_taken(path: str) -> None:
+    text = (Path(__file__).parents[2] / path).read_text()
+    config, game = re.findall(r"(\{\"[^{}]*\})`? for `?(\w+)", text)[0]
+    assert registry.make(game, json.loads(config)).max_steps == 100
