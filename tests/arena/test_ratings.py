@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from typing import get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harena.arena.ladder import ratings
 from harena.arena.ladder.ratings import (
     MEAN,
     SCALE,
@@ -27,6 +29,7 @@ from harena.arena.ladder.ratings import (
     refit,
     tally,
 )
+from harena.arena.settings import EnvironmentSettings
 from harena.errors import SpecError
 
 AGENTS = ("ada", "bob", "cyd", "dan", "eve")
@@ -345,3 +348,17 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
         for entry in refit(random_log(seed, truth, 400)).entries:
             held.append(entry.low <= MEAN + SCALE * (truth[entry.agent] - mean) <= entry.high)
     assert 0.93 <= sum(held) / len(held) <= 0.97
+
+
+@pytest.mark.parametrize(("name", "system"), ratings.SYSTEMS.items())
+def test_a_system_knows_its_own_ratings_and_no_others(name: str, system: type[ratings.Model]) -> None:
+    model = system()
+    after = model.update([model.start, model.start], [1, 2])
+    for one in (model.start, *after, model.inherit(after[0])):
+        assert [other for other, kind in ratings.SYSTEMS.items() if kind.made(one.mu, one.sigma)] == [name]
+        assert ratings.points(one.mu, one.sigma) == model.points(one.mu, one.sigma)
+    assert ratings.points(model.start.mu, model.start.sigma)[0] == ratings.MEAN
+
+
+def test_settings_name_every_rating_system() -> None:
+    assert set(get_args(get_type_hints(EnvironmentSettings)["model"])) == set(ratings.SYSTEMS)

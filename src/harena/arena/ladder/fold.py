@@ -19,7 +19,6 @@ from harena.arena.ladder.ratings import RatedOutcome, Rating, RatingModel
 from harena.arena.ladder.roster import RosterAgent
 from harena.arena.settings import EnvironmentSettings
 
-MODELS: dict[str, type[RatingModel]] = {"plackett-luce": ratings.PlackettLuce, "elo": ratings.Elo}
 BATCH = 500
 """Matches that one transaction folds: others wait for it meanwhile."""
 TAKE_UP = 10_000
@@ -43,7 +42,7 @@ class Fold:
         self.env_id, self.season_id = env_id, season_id
         self._store = store
         self.model_name = EnvironmentSettings.parse(store.environments.get(env_id).settings).model
-        self.model: RatingModel = MODELS[self.model_name]()
+        self.model: RatingModel = ratings.SYSTEMS[self.model_name]()
         self._forget()
         with store.begin():
             if self._of_another_model():
@@ -140,10 +139,9 @@ class Fold:
         return outcome
 
     def _of_another_model(self) -> bool:
-        """The host has changed it: Elo knows no doubt, the other always has some."""
-        knows = self.model.start.sigma > 0
+        """The host has changed it since the latest ratings were stored."""
         stored = self._store.ratings.latest(self.env_id, season_id=self.season_id).values()
-        return any((rating.sigma > 0) is not knows for rating in stored)
+        return not all(self.model.made(rating.mu, rating.sigma) for rating in stored)
 
 
 class FromNothing(Fold):

@@ -92,7 +92,13 @@ class Rating:
     """Rated ones."""
 
 
+POINT = SCALE / (math.sqrt(2) * 25 / 6)
+"""Board points in one unit of Plackett-Luce's mu: settled agents sqrt(2) betas apart have odds of e to one."""
+
+
 class RatingModel(Protocol):
+    """A rating system."""
+
     @property
     def start(self) -> Rating:
         """Of an agent nobody knows."""
@@ -102,6 +108,16 @@ class RatingModel(Protocol):
 
     def inherit(self, parent: Rating) -> Rating:
         """Of a new version, which has played no game itself."""
+        ...
+
+    @staticmethod
+    def made(mu: float, sigma: float) -> bool:
+        """Whether a stored rating is one of this system's. No two systems may claim the same one."""
+        ...
+
+    @staticmethod
+    def points(mu: float, sigma: float) -> tuple[float, float]:
+        """A rating and its doubt on the board's scale, as far as the two can be compared."""
         ...
 
 
@@ -126,6 +142,14 @@ class PlackettLuce:
 
     def inherit(self, parent: Rating) -> Rating:
         return Rating(mu=parent.mu, sigma=min(self.start.sigma, math.hypot(parent.sigma, self.NEWS * self.start.sigma)))
+
+    @staticmethod
+    def made(mu: float, sigma: float) -> bool:
+        return sigma > 0  # it is never quite sure
+
+    @staticmethod
+    def points(mu: float, sigma: float) -> tuple[float, float]:
+        return MEAN + POINT * (mu - 25), POINT * sigma
 
 
 class Elo:
@@ -153,15 +177,23 @@ class Elo:
     def inherit(self, parent: Rating) -> Rating:
         return Rating(mu=parent.mu, sigma=0.0)
 
+    @staticmethod
+    def made(mu: float, sigma: float) -> bool:
+        return sigma <= 0  # it knows no doubt
 
-POINT = SCALE / (math.sqrt(2) * 25 / 6)
-"""Board points in one unit of Plackett-Luce's mu: settled agents sqrt(2) betas apart have odds of e to one."""
+    @staticmethod
+    def points(mu: float, sigma: float) -> tuple[float, float]:
+        return mu, sigma  # on the board's scale already
+
+
+SYSTEMS: dict[str, type[RatingModel]] = {"plackett-luce": PlackettLuce, "elo": Elo}
+"""By the name that an environment's settings give. Stored ratings do not say which one made them."""
 
 
 def points(mu: float, sigma: float) -> tuple[float, float]:
-    """A rating that moves with each match, on the board's scale, as far as the two can be compared. Elo, which knows no
-    doubt, is on it already."""
-    return (MEAN + POINT * (mu - 25), POINT * sigma) if sigma > 0 else (mu, sigma)
+    """A stored rating on the board's scale, as the system that made it shows it."""
+    system = next(system for system in SYSTEMS.values() if system.made(mu, sigma))
+    return system.points(mu, sigma)
 
 
 class RatingLadder:
