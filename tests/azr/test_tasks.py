@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from harena.azr.tasks import kinds as tasks
 from harena.azr.tasks import literals
-from harena.azr.tasks.kinds import InductionTask
+from harena.azr.tasks.kinds import InductionTask, Kind
 from harena.azr.tasks.literals import LiteralError
+from harena.azr.tasks.task_kinds import TASK_KINDS, kinds_of
 
 SAME = (
     ("def f(x):\n    return x + 1", "def f(value):\n  return value+1  # adds"),
@@ -148,3 +149,18 @@ def test_a_value_without_a_literal_is_not_shown() -> None:
     for value in (math.nan, math.inf, 1j, object(), frozenset({1}), [object()], 1 << 5000, range(3)):
         with pytest.raises(LiteralError):
             literals.show(value)
+
+
+def test_every_kind_has_its_class_and_its_share_of_pretraining() -> None:
+    assert tuple(TASK_KINDS) == tuple(Kind)
+    assert all(one.kind is kind for kind, one in TASK_KINDS.items())
+    shares = [share for one in TASK_KINDS.values() for share in one.pretrain_shares.values()]
+    assert sum(shares) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_task_of_each_kind_is_stored_and_comes_back(kind: Kind) -> None:
+    task = TASK_KINDS[kind].identity(4)
+    assert tasks.task_from_record(task.record()) == task
+    assert kind in kinds_of(task)
+    assert set(task.judged) <= set(task.examples)

@@ -162,7 +162,7 @@ class Config:
     """Seeding goes on until each buffer holds batch x seed_factor tasks."""
     seed_rounds: int = 20
     """But not for more rounds than this: a weak model may never get there."""
-    kinds: tuple[Kind, ...] = (Kind.DEDUCTION, Kind.ABDUCTION, Kind.INDUCTION)
+    kinds: tuple[Kind, ...] = tuple(Kind)
     train_proposer: bool = True
     """False: proposals are made and judged, but not learnt from."""
     learn_rollouts: bool = False

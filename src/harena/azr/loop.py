@@ -32,7 +32,8 @@ from harena.azr.engines.protocol import Bounded, Completion, Engine, OnDone, Req
 from harena.azr.learn import advantages, metrics
 from harena.azr.tasks import buffer, prompts
 from harena.azr.tasks.buffer import Buffers
-from harena.azr.tasks.kinds import Answer, FormatError, InductionTask, Kind, Proposal, Role, Task, Triplet
+from harena.azr.tasks.kinds import Answer, FormatError, Kind, Proposal, Role, Task, Triplet
+from harena.azr.tasks.task_kinds import kinds_of
 from harena.errors import SpecError
 
 CHUNK = 64
@@ -156,11 +157,11 @@ class Trainer:
             if not short:
                 return number
             proposed = self._propose(short, Clock(), self._sampling("seed", number))
-            for one in proposed:
+            for task in (one.task for one in proposed if one.task is not None):
                 # What makes a program good for one direction makes it good for the other.
-                for kind in (one.kind,) if one.kind is Kind.INDUCTION else (Kind.DEDUCTION, Kind.ABDUCTION):
-                    if one.task is not None and len(self.buffers[kind]) < wanted:
-                        self.buffers[kind].add(one.task, step=0, rng=self.rng)
+                for kind in kinds_of(task):
+                    if len(self.buffers[kind]) < wanted:
+                        self.buffers[kind].add(task, step=0, rng=self.rng)
             if progress is not None:
                 progress(number + 1, {kind: len(self.buffers[kind]) for kind in self.config.kinds}, proposed)
         return self.config.seed_rounds
@@ -224,8 +225,7 @@ class Trainer:
         task = validation.task
         if task is None:
             return validation
-        kinds = (Kind.INDUCTION,) if isinstance(task, InductionTask) else (Kind.DEDUCTION, Kind.ABDUCTION)
-        asked = [prompts.render_solve(kind, task, profile=self.form) for kind in kinds]
+        asked = [prompts.render_solve(kind, task, profile=self.form) for kind in kinds_of(task)]
         if isinstance(task, Triplet):
             asked += [prompts.render_propose(kind, [task], profile=self.form) for kind in Kind]
         if all(map(self._fits, asked)):

@@ -7,10 +7,12 @@ from __future__ import annotations
 import argparse
 import math
 
+from harena.azr.tasks.kinds import Kind
+
 PROFILES = ("laptop", "small", "brief", "gpu1", "paper")
 ENGINES = ("torch", "trl", "openai")
 SUITES = ("tiny", "cruxeval", "humaneval", "mbpp")
-KINDS = ("deduction", "abduction", "induction")
+KINDS = tuple(kind.value for kind in Kind)
 
 
 def train(command: argparse.ArgumentParser) -> None:

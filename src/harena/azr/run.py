@@ -357,11 +357,9 @@ def _sample(one: Proposed) -> dict[str, Any]:
             "program": one.parsed.program[:MAX_SAMPLE_CHARS],
             "input": one.parsed.inputs[0],
         }
-    if isinstance(one.task, InductionTask):
-        given, output = one.task.pairs[0]
-        body = {"program": one.task.program, "message": one.task.message, "input": given, "output": output}
-    else:
-        body = {"program": one.task.program, "input": one.task.input, "output": one.task.output}
+    message = {"message": one.task.message} if isinstance(one.task, InductionTask) else {}
+    given, output = one.task.examples[0]
+    body = {"program": one.task.program, **message, "input": given, "output": output}
     return head | {name: text[:MAX_SAMPLE_CHARS] for name, text in body.items()}
 
 

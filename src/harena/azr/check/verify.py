@@ -31,8 +31,9 @@ from typing import cast
 from harena.azr.check.executor import BATCHES, Bounds, Executor, Job, Outcome, Status
 from harena.azr.check.plain import is_plain, may_depend_on_hashes, nodes_of
 from harena.azr.tasks import literals
-from harena.azr.tasks.kinds import ENTRY, MAX_PROGRAM_CHARS, Answer, InductionTask, Kind, Proposal, Task, Triplet
+from harena.azr.tasks.kinds import ENTRY, MAX_PROGRAM_CHARS, Answer, Proposal, Task
 from harena.azr.tasks.literals import LiteralError, Value
+from harena.azr.tasks.task_kinds import TASK_KINDS
 
 _FORBIDDEN_NAMES = """
     asyncio atexit bcrypt builtins calendar code codeop concurrent ctypes datetime faulthandler fcntl gc glob hashlib
@@ -167,7 +168,7 @@ class Verifier:
                 jobs.setdefault(job, []).append(index)
         for outcome, places in zip(self._executor.run(list(jobs)), jobs.values(), strict=True):
             for index in places:
-                found[index] = _compared(outcome, _asked_outputs(attempts[index].task))
+                found[index] = _compared(outcome, _trial_outputs(attempts[index]))
         self._confirm(attempts, found, jobs)
         self._separate(attempts, found, jobs)
         return cast("list[Grade]", found)
@@ -179,11 +180,11 @@ class Verifier:
         doubtful = {
             job: places
             for job, places in jobs.items()
-            if any(_is_lucky(attempts[index].task, job, found[index]) for index in places)
+            if any(_is_lucky(attempts[index], job, found[index]) for index in places)
         }
         for runs, places in zip(self._executor.run_twice(list(doubtful)), doubtful.values(), strict=True):
             for index in places:
-                again = [_compared(outcome, expected_outputs(attempts[index].task)) for outcome in runs]
+                again = [_compared(outcome, _trial_outputs(attempts[index])) for outcome in runs]
                 found[index] = next((one for one in again if not one.right), found[index])
 
     def _separate(
@@ -197,7 +198,7 @@ class Verifier:
             if job.fresh and not job.plain
             for index in places
             if (grade := found[index]) is not None and grade.right
-            for given, output in zip(job.calls, expected_outputs(attempts[index].task), strict=False)
+            for given, (_, output) in zip(job.calls, attempts[index].task.judged, strict=False)
         ]
         outcomes = self._executor.run_twice([job for _, job, _ in doubtful])
         for (index, _, output), runs in zip(doubtful, outcomes, strict=True):
@@ -239,28 +240,19 @@ class Verifier:
         return Job(program=checked.program, calls=(*shown, *reversed(shown)), plain=checked.plain)
 
     def _question(self, attempt: Attempt) -> Job | Grade:
-        task, answer = attempt.task, attempt.answer
+        answer = attempt.answer
         try:
-            if isinstance(task, InductionTask):
-                return self._induction(task, answer)
-            if answer.kind is Kind.DEDUCTION:
-                right = literals.same(literals.read(answer.text), literals.read(task.output))
-                return Grade(right=right, verdict=Verdict.OK if right else Verdict.WRONG)
-            given = literals.show_arguments(literals.read_arguments(answer.text))
+            trial = TASK_KINDS[answer.kind].trial(attempt.task, answer.text)
         except LiteralError as error:
             return Grade(right=False, verdict=Verdict.INPUT, detail=str(error))
-        return Job(program=task.program, calls=(given,), plain=_is_plain(task.program))
-
-    def _induction(self, task: InductionTask, answer: Answer) -> Job | Grade:
-        if not task.hidden:
-            return Grade(right=False, verdict=Verdict.INPUT, detail="a task without hidden pairs has no right answer")
-        checked = check_program(answer.text, self.settings.forbidden)
+        if isinstance(trial, bool):
+            return Grade(right=trial, verdict=Verdict.OK if trial else Verdict.WRONG)
+        if not trial.is_answer:
+            return Job(program=trial.program, calls=trial.calls, plain=_is_plain(trial.program), fresh=trial.fresh)
+        checked = check_program(trial.program, self.settings.forbidden)
         if isinstance(checked, Validation):
             return Grade(right=False, verdict=checked.verdict, detail=checked.detail)
-        # In order in one namespace, then back with a namespace for each: what it remembers is of no use.
-        hidden = tuple(given for given, _ in task.hidden)
-        calls = (*hidden, *reversed(hidden))
-        return Job(program=checked.program, calls=calls, plain=checked.plain, fresh=len(hidden))
+        return Job(program=checked.program, calls=trial.calls, plain=checked.plain, fresh=trial.fresh)
 
 
 def check_program(source: str, forbidden: frozenset[str] = FORBIDDEN) -> Checked | Validation:
@@ -294,17 +286,6 @@ def _check(source: str, forbidden: frozenset[str]) -> Checked | Validation:
         return Validation(verdict=Verdict.SYNTAX, detail=str(error))
     except RecursionError:
         return Validation(verdict=Verdict.SYNTAX, detail="nested too deeply")
-
-
-def expected_outputs(task: Task) -> tuple[str, ...]:
-    """What must come out: for induction of the hidden inputs, else of the one input."""
-    return tuple(out for _, out in task.hidden) if isinstance(task, InductionTask) else (task.output,)
-
-
-def _asked_outputs(task: Task) -> tuple[str, ...]:
-    """What must come out of the calls of a question: hidden inputs are asked there and back."""
-    expected = expected_outputs(task)
-    return (*expected, *reversed(expected)) if isinstance(task, InductionTask) else expected
 
 
 @functools.lru_cache(maxsize=4096)
@@ -395,11 +376,8 @@ def _validation(proposal: Proposal, job: Job, runs: tuple[Outcome, Outcome]) -> 
     if first != second[count:] + second[:count] or first != first[::-1]:
         return Validation(verdict=Verdict.NONDETERMINISTIC)
     pairs = tuple(zip(job.calls[:count], first[:count], strict=True))
-    if proposal.kind is Kind.INDUCTION:
-        return Validation(
-            verdict=Verdict.OK, task=InductionTask(program=job.program, message=proposal.message, pairs=pairs)
-        )
-    return Validation(verdict=Verdict.OK, task=Triplet(program=job.program, input=pairs[0][0], output=pairs[0][1]))
+    task = TASK_KINDS[proposal.kind].make(program=job.program, message=proposal.message, pairs=pairs)
+    return Validation(verdict=Verdict.OK, task=task)
 
 
 def _backwards(job: Job) -> Job:
@@ -410,10 +388,14 @@ def _backwards(job: Job) -> Job:
     return Job(program=job.program, calls=job.calls[count:] + job.calls[:count], plain=job.plain)
 
 
-def _is_lucky(task: Task, job: Job, grade: Grade | None) -> bool:
+def _trial_outputs(attempt: Attempt) -> tuple[str, ...]:
+    return TASK_KINDS[attempt.answer.kind].trial_outputs(attempt.task)
+
+
+def _is_lucky(attempt: Attempt, job: Job, grade: Grade | None) -> bool:
     """Whether an answer may be right by chance: of a program that may throw a coin, for another input than the task's,
     for which it was seen not to."""
-    if isinstance(task, InductionTask) or grade is None or not grade.right or job.calls == (task.input,):
+    if grade is None or not grade.right or not TASK_KINDS[attempt.answer.kind].may_be_luck(attempt.task, job.calls):
         return False
     return not job.plain or _may_meet_sets(job)
 
@@ -429,7 +411,7 @@ def _may_meet_sets(job: Job) -> bool:
 def _agrees(outcome: Outcome, task: Task) -> bool:
     if outcome.status is not Status.OK:
         return False
-    wanted = [out for _, out in task.pairs] if isinstance(task, InductionTask) else [task.output]
+    wanted = [output for _, output in task.examples]
     try:
         seen = [literals.show(literals.read(output)) for output in outcome.outputs]
     except LiteralError:

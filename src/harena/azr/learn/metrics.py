@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from harena.azr.engines.protocol import Completion, Rollout
 from harena.azr.tasks import diversity, suite
-from harena.azr.tasks.kinds import FormatError, InductionTask, Kind, Task
+from harena.azr.tasks.kinds import FormatError, Kind, Task
 
 if TYPE_CHECKING:
     from harena.azr.loop import Proposed, Solved
@@ -108,4 +108,4 @@ def _mean(name: str, values: Iterable[float]) -> dict[str, float]:
 
 
 def _example(task: Task) -> tuple[str, str]:
-    return task.pairs[0] if isinstance(task, InductionTask) else (task.input, task.output)
+    return task.examples[0]

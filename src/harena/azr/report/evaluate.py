@@ -22,11 +22,12 @@ from harena.azr.engines.protocol import Completion, Generator, Request, Sampling
 from harena.azr.report import scores
 from harena.azr.report.scores import Score
 from harena.azr.tasks import prompts
-from harena.azr.tasks.kinds import Answer, FormatError, InductionTask, Kind, Task
-from harena.azr.tasks.paper_prompts import PAPER_SYSTEM
+from harena.azr.tasks.forms import PAPER_SYSTEM
+from harena.azr.tasks.kinds import Answer, FormatError, Kind, Task
 from harena.azr.tasks.prompts import Profile
 from harena.azr.tasks.public_sets import CodeItem
 from harena.azr.tasks.suite import Item
+from harena.azr.tasks.task_kinds import TASK_KINDS
 from harena.errors import SpecError
 from harena.sandbox.pool import SandboxPool
 from harena.sandbox.spec import Limits
@@ -132,9 +133,7 @@ def grade(
 
 def gold(kind: Kind, task: Task) -> Answer:
     """The answer that the task itself knows."""
-    if isinstance(task, InductionTask):
-        return Answer(kind=kind, text=task.program)
-    return Answer(kind=kind, text=task.output if kind is Kind.DEDUCTION else task.input)
+    return Answer(kind=kind, text=TASK_KINDS[kind].gold(task))
 
 
 def failing_golds(verifier: Verifier, items: Sequence[Item]) -> dict[str, str]:

@@ -78,9 +78,6 @@ def entry(kind: Kind, one: Entry) -> str:
     solved = "" if one.share is None else f", solved {one.share:.0%}"
     head = f"# {kind} {one.id[:12]}, proposed in iteration {one.step}{solved}"
     task = one.task
-    if isinstance(task, InductionTask):
-        lines = [f"# {line}" for line in task.message.splitlines()]
-        lines += [f"f({given}) == {output}" for given, output in task.pairs]
-    else:
-        lines = [f"f({task.input}) == {task.output}"]
+    lines = [f"# {line}" for line in task.message.splitlines()] if isinstance(task, InductionTask) else []
+    lines += [f"f({given}) == {output}" for given, output in task.examples]
     return safe_lines("\n".join([head, task.program, *lines]).expandtabs(4))

@@ -19,7 +19,8 @@ from typing import Any, cast
 import numpy as np
 
 from harena.azr.tasks import kinds as tasks
-from harena.azr.tasks.kinds import InductionTask, Kind, Task, Triplet
+from harena.azr.tasks.kinds import Kind, Task, Triplet
+from harena.azr.tasks.task_kinds import TASK_KINDS
 from harena.errors import HarenaError, SpecError
 
 MEMORY = 8
@@ -129,7 +130,7 @@ class Buffer:
 
     def load(self, state: Mapping[str, Any]) -> None:
         entries = [entry_of(record, f"{self.kind} buffer") for record in state["entries"]]
-        if any(isinstance(entry.task, InductionTask) != (self.kind is Kind.INDUCTION) for entry in entries):
+        if not all(isinstance(entry.task, TASK_KINDS[self.kind].task_type) for entry in entries):
             raise BadBuffer(f"{self.kind} buffer: holds a task of another kind")
         if not all(isinstance(key, str) for key in state["seen"]):
             raise BadBuffer(f"{self.kind} buffer: what was seen is not as it should be")
@@ -139,7 +140,7 @@ class Buffer:
 
 
 class Buffers:
-    """The three of them, seeded with the identity function."""
+    """A buffer for each kind, seeded with the identity function."""
 
     def __init__(self, *, capacity: int = 16_384) -> None:
         self.kinds = {kind: Buffer(kind, capacity=capacity) for kind in Kind}
@@ -148,16 +149,16 @@ class Buffers:
         return self.kinds[kind]
 
     def start(self, *, inputs: int = 10, rng: np.random.Generator) -> None:
-        """inputs: of the induction task."""
-        for kind in (Kind.DEDUCTION, Kind.ABDUCTION):
-            self.kinds[kind].add(tasks.IDENTITY, step=0, rng=rng)
-        self.kinds[Kind.INDUCTION].add(tasks.identity_induction(inputs), step=0, rng=rng)
+        """inputs: how many a task that has several starts with."""
+        for kind, buffer in self.kinds.items():
+            buffer.add(TASK_KINDS[kind].identity(inputs), step=0, rng=rng)
 
     def references(self, kind: Kind, count: int, *, rng: np.random.Generator) -> list[Triplet]:
         """What a proposer is shown: `count` tasks of its kind, or one program of any for induction."""
-        if kind is not Kind.INDUCTION:
+        lenders = TASK_KINDS[kind].references_from
+        if not lenders:
             return _triplets(self.kinds[kind].sample(count, rng=rng))
-        union = [*self.kinds[Kind.DEDUCTION], *self.kinds[Kind.ABDUCTION]]
+        union = [entry for one in lenders for entry in self.kinds[one]]
         if not union:
             raise SpecError("no program to write inputs for: seed the buffers first")
         return _triplets([union[int(rng.integers(len(union)))]])
@@ -200,31 +201,22 @@ def read(path: Path) -> list[Entry]:
 
 def key_of(task: Task) -> str:
     """What no two tasks of a buffer share."""
-    program = tasks.normalised(task.program)
-    if isinstance(task, InductionTask):
-        return tasks.digest(program, *sorted(given for given, _ in task.pairs))[:32]
-    return tasks.digest(program)[:32]
+    return tasks.digest(*task.unique_by)[:32]
 
 
 def address(task: Task) -> str:
-    if isinstance(task, InductionTask):
-        return tasks.digest(task.program, task.message, *(text for pair in task.pairs for text in pair))[:32]
-    return tasks.digest(task.program, task.input, task.output)[:32]
+    return tasks.digest(*task.content)[:32]
 
 
 def record_of(entry: Entry) -> dict[str, Any]:
-    task = entry.task
-    body: dict[str, Any] = {"id": entry.id, "step": entry.step, "share": entry.share, "program": task.program}
-    if isinstance(task, InductionTask):
-        return body | {"message": task.message, "pairs": [list(pair) for pair in task.pairs]}
-    return body | {"input": task.input, "output": task.output}
+    return {"id": entry.id, "step": entry.step, "share": entry.share, **entry.task.record()}
 
 
 def entry_of(record: object, where: str) -> Entry:
     """BadBuffer for anything that is not exactly a record: files are data, and not believed."""
     fields = cast("dict[str, Any]", record) if isinstance(record, dict) else {}
     try:
-        task = _task_of(fields)
+        task = tasks.task_from_record(fields)
         step, share = fields["step"], fields["share"]
         if type(step) is not int or step < 0 or not (share is None or _is_share(share)):
             raise TypeError("step or share")
@@ -233,31 +225,8 @@ def entry_of(record: object, where: str) -> Entry:
     return Entry(task=task, step=step, id=address(task), share=share)
 
 
-def _task_of(fields: Mapping[str, Any]) -> Task:
-    if "pairs" not in fields:
-        return Triplet(program=_text(fields["program"]), input=_text(fields["input"]), output=_text(fields["output"]))
-    pairs = tuple(_pair(pair) for pair in fields["pairs"])
-    if len(pairs) < 2:
-        raise ValueError("fewer than two pairs: nothing is hidden")
-    return InductionTask(program=_text(fields["program"]), message=_text(fields["message"]), pairs=pairs)
-
-
 def _is_share(value: object) -> bool:
     return type(value) in (int, float) and 0 <= cast("float", value) <= 1
-
-
-def _pair(value: object) -> tuple[str, str]:
-    if not isinstance(value, list):
-        raise TypeError(f"{type(value).__name__} where a pair belongs")
-    given, out = cast("list[object]", value)
-    return _text(given), _text(out)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} where text belongs")
-    value.encode()  # half of a surrogate pair is no text: no tokenizer takes it
-    return value
 
 
 def _triplets(entries: Sequence[Entry]) -> list[Triplet]:

@@ -19,7 +19,8 @@ import numpy as np
 
 from harena.azr.model.tokenizer import ByteTokenizer
 from harena.azr.tasks import programs, prompts
-from harena.azr.tasks.kinds import InductionTask, Kind, Role, Task, Triplet
+from harena.azr.tasks.kinds import Kind, Role, Task, Triplet
+from harena.azr.tasks.task_kinds import TASK_KINDS
 from harena.errors import HarenaError
 
 Array = np.ndarray[Any, Any]
@@ -29,13 +30,10 @@ Array = np.ndarray[Any, Any]
 class Mix:
     """How often what is seen. The default leaves head-room: solving is taught mostly on short programs."""
 
-    pairs: tuple[tuple[Role, Kind, float], ...] = (
-        (Role.SOLVE, Kind.DEDUCTION, 0.34),
-        (Role.SOLVE, Kind.ABDUCTION, 0.22),
-        (Role.SOLVE, Kind.INDUCTION, 0.24),
-        (Role.PROPOSE, Kind.DEDUCTION, 0.06),
-        (Role.PROPOSE, Kind.ABDUCTION, 0.06),
-        (Role.PROPOSE, Kind.INDUCTION, 0.08),
+    pairs: tuple[tuple[Role, Kind, float], ...] = tuple(
+        (role, kind, one.pretrain_shares[role])
+        for role in (Role.SOLVE, Role.PROPOSE)
+        for kind, one in TASK_KINDS.items()
     )
     solve_ops: tuple[float, ...] = (0.40, 0.35, 0.17, 0.08)
     """Shares of 1, 2, 3 and 4 operations."""
@@ -71,9 +69,9 @@ class Documents:
     def one(self, role: Role, kind: Kind) -> tuple[str, str]:
         shares = self._mix.solve_ops if role is Role.SOLVE else self._mix.propose_ops
         ops = self._rng.choices(range(1, len(shares) + 1), weights=shares)[0]
-        inputs = prompts.COMPACT.inputs if kind is Kind.INDUCTION else 1
+        inputs = TASK_KINDS[kind].inputs(prompts.COMPACT.inputs)
         task = as_task(kind, programs.draw(self._rng, ops=ops, inputs=inputs, held_out=self._held_out))
-        if role is Role.SOLVE or isinstance(task, InductionTask):
+        if role is Role.SOLVE or not isinstance(task, Triplet):
             return prompts.document(role, kind, task)
         few = self._rng.random() < 0.3
         count = self._rng.randint(1, self._mix.references) if few else self._mix.references
@@ -85,10 +83,8 @@ class Documents:
 
 
 def as_task(kind: Kind, example: programs.Example) -> Task:
-    if kind is Kind.INDUCTION:
-        pairs = tuple(zip(example.inputs, example.outputs, strict=True))
-        return InductionTask(program=example.program, message=example.message, pairs=pairs)
-    return Triplet(program=example.program, input=example.inputs[0], output=example.outputs[0])
+    pairs = tuple(zip(example.inputs, example.outputs, strict=True))
+    return TASK_KINDS[kind].make(program=example.program, message=example.message, pairs=pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""Tasks: a program, an input, an output; which of them is asked for; and when two programs are the same one."""
+"""Task data: the shapes of tasks, how each is stored, and when two programs are the same one.
+
+What is special about a kind of task (its prompts, how it is read and checked) is in task_kinds.py.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import ast
 import enum
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from harena.azr.tasks import literals
 
@@ -39,6 +42,34 @@ class Triplet:
     output: str
     """A literal."""
 
+    @property
+    def examples(self) -> tuple[tuple[str, str], ...]:
+        """Every input with its output."""
+        return ((self.input, self.output),)
+
+    @property
+    def judged(self) -> tuple[tuple[str, str], ...]:
+        """The inputs and outputs that decide whether an answer is right."""
+        return self.examples
+
+    @property
+    def unique_by(self) -> tuple[str, ...]:
+        """The texts that no two tasks of a buffer share."""
+        return (normalised(self.program),)
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        """Every text of the task: its address is made of them."""
+        return (self.program, self.input, self.output)
+
+    def record(self) -> dict[str, Any]:
+        """The task as JSON data."""
+        return {"program": self.program, "input": self.input, "output": self.output}
+
+    @classmethod
+    def from_record(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(program=_text(fields["program"]), input=_text(fields["input"]), output=_text(fields["output"]))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InductionTask:
@@ -57,8 +88,55 @@ class InductionTask:
     def hidden(self) -> tuple[tuple[str, str], ...]:
         return self.pairs[len(self.pairs) // 2 :]
 
+    @property
+    def examples(self) -> tuple[tuple[str, str], ...]:
+        return self.pairs
+
+    @property
+    def judged(self) -> tuple[tuple[str, str], ...]:
+        return self.hidden
+
+    @property
+    def unique_by(self) -> tuple[str, ...]:
+        """Induction tasks are about programs that are known already, so the inputs count too."""
+        return (normalised(self.program), *sorted(given for given, _ in self.pairs))
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        return (self.program, self.message, *(text for pair in self.pairs for text in pair))
+
+    def record(self) -> dict[str, Any]:
+        return {"program": self.program, "message": self.message, "pairs": [list(pair) for pair in self.pairs]}
+
+    @classmethod
+    def from_record(cls, fields: Mapping[str, Any]) -> Self:
+        pairs = tuple(_pair(pair) for pair in fields["pairs"])
+        if len(pairs) < 2:
+            raise ValueError("fewer than two pairs: nothing is hidden")
+        return cls(program=_text(fields["program"]), message=_text(fields["message"]), pairs=pairs)
+
 
 Task = Triplet | InductionTask
+
+
+def task_from_record(fields: Mapping[str, Any]) -> Task:
+    """The task that `record` described. KeyError, TypeError or ValueError for anything else."""
+    return InductionTask.from_record(fields) if "pairs" in fields else Triplet.from_record(fields)
+
+
+def _pair(value: object) -> tuple[str, str]:
+    if not isinstance(value, list):
+        raise TypeError(f"{type(value).__name__} where a pair belongs")
+    given, out = cast("list[object]", value)
+    return _text(given), _text(out)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where text belongs")
+    value.encode()  # half of a surrogate pair is no text: no tokenizer takes it
+    return value
+
 
 IDENTITY = Triplet(program="def f(a):\n    return a", input="'Hello world'", output="'Hello world'")
 """Where every buffer starts."""

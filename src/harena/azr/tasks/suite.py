@@ -13,7 +13,8 @@ from random import Random
 from typing import Any
 
 from harena.azr.tasks import programs, prompts
-from harena.azr.tasks.kinds import InductionTask, Kind, Task, Triplet, program_digest
+from harena.azr.tasks.kinds import Kind, Task, program_digest
+from harena.azr.tasks.task_kinds import TASK_KINDS
 from harena.errors import SpecError
 
 SEED = 20_250_506
@@ -46,19 +47,14 @@ def _cell(kind: Kind, grade: int, count: int, seed: int, inputs: int) -> list[It
     rng = Random(f"{seed} {kind} {grade}")
     found: dict[tuple[str, tuple[str, ...]], Item] = {}
     while len(found) < count:
-        example = programs.draw(rng, ops=grade, inputs=inputs if kind is Kind.INDUCTION else 1, held_out=True)
+        example = programs.draw(rng, ops=grade, inputs=TASK_KINDS[kind].inputs(inputs), held_out=True)
         drawn = (example.key, example.inputs)
         if drawn not in found:
+            pairs = tuple(zip(example.inputs, example.outputs, strict=True))
+            task = TASK_KINDS[kind].make(program=example.program, message=example.message, pairs=pairs)
             name = f"{kind}-{grade}-{len(found)}"
-            found[drawn] = Item(id=name, kind=kind, task=_task(kind, example), groups=(f"{kind} {grade} op",))
+            found[drawn] = Item(id=name, kind=kind, task=task, groups=(f"{kind} {grade} op",))
     return list(found.values())
-
-
-def _task(kind: Kind, example: programs.Example) -> Task:
-    if kind is Kind.INDUCTION:
-        pairs = tuple(zip(example.inputs, example.outputs, strict=True))
-        return InductionTask(program=example.program, message=example.message, pairs=pairs)
-    return Triplet(program=example.program, input=example.inputs[0], output=example.outputs[0])
 
 
 def digests(items: Iterable[Item]) -> frozenset[str]:
