@@ -23,8 +23,9 @@ from random import Random
 from typing import Any
 
 from harena.azr import config as configs
+from harena.azr import environment
 from harena.azr.check.verify import Attempt, Verdict, Verifier
-from harena.azr.engines import registry as engines
+from harena.azr.engines import torch_driver
 from harena.azr.engines.protocol import Completion, Engine, OnDone, Request, Sampling
 from harena.azr.loop import Trainer
 from harena.azr.report import evaluate
@@ -167,7 +168,7 @@ def iterations(model: str, *, quick: bool) -> list[Row]:
     config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, model=model))
     with Verifier(settings=config.executor.settings()) as verifier:
         clean, poisoned = (
-            Trainer(Poisoned(engines.learning(config), every), verifier, config)
+            Trainer(Poisoned(torch_driver.engine_of(config), every), verifier, config)
             for every in (0, LOOP_EVERY * 2 // 3)  # two of three kinds are about new programs
         )
         for trainer in (clean, poisoned):
@@ -253,7 +254,7 @@ def main() -> int:
     parser.add_argument("--model", metavar="FILE", help="for whole iterations (the one that comes with Harena)")
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON here, not after the table")
     args = parser.parse_args()
-    engines.wait_briefly()  # before anything loads torch
+    environment.wait_briefly()  # before anything loads torch
     from harena.azr.model import weights
 
     model = args.model or ("default" if weights.SMALL.is_file() else None)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harena.azr import environment
 from harena.azr.engines import openai_engine
 from harena.azr.engines.openai_engine import LearningRefused, OpenAIEngine, ServerError, ServerSettings
 from harena.azr.engines.protocol import Completion, Request, Sampling, Update
@@ -81,7 +82,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai_engine, "PAUSE_S", 0.0)
-    monkeypatch.delenv(openai_engine.KEY_VARIABLE, raising=False)
+    monkeypatch.delenv(environment.KEY_VARIABLE, raising=False)
 
 
 def engine(server: Server, **settings: Any) -> OpenAIEngine:
@@ -264,7 +265,7 @@ def test_an_error_does_not_wait_for_other_requests(server: Server) -> None:
 
 
 def test_the_key_is_sent_and_only_when_there_is_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(openai_engine.KEY_VARIABLE, "secret")
+    monkeypatch.setenv(environment.KEY_VARIABLE, "secret")
     OpenAIEngine(ServerSettings(url=server.url, model="m")).generate([request("p")], Sampling(seed=1))
     engine(server).generate([request("p")], Sampling(seed=1))
     assert [headers.get("Authorization") for _, _, headers in server.seen] == ["Bearer secret", None]

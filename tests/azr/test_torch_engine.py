@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,16 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
+from harena.azr import environment
 from harena.azr.config import EngineConfig
-from harena.azr.engines import registry as engines
-from harena.azr.engines import torch_engine
+from harena.azr.engines import registry, torch_engine, trl_engine
+from harena.azr.engines.openai_engine import ServerSettings
 from harena.azr.engines.protocol import Completion, Request, Rollout, Sampling, Update
 from harena.azr.engines.torch_engine import TorchEngine
 from harena.azr.learn.learner import LearnSettings, token_stats
 from harena.azr.learn.optimizer import MasterAdamW
 from harena.azr.model import decode, flash, kernels
+from harena.azr.model.decode import DecodeSettings
 from harena.azr.model.decoder import Model, ModelConfig
 from harena.azr.model.stops import Stops
 from harena.azr.model.tokenizer import ByteTokenizer
@@ -385,12 +387,16 @@ def test_the_pool_of_dropped_graphs_is_not_used_again(monkeypatch: pytest.Monkey
 
 def test_threads_wait_briefly_unless_a_person_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "1")  # so that what was there before comes back
-    for given, wanted in (({}, engines.SPINS), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")):
+    for given, wanted in (
+        ({}, environment.SPINS),
+        ({"OMP_WAIT_POLICY": "active"}, None),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+    ):
         for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
             monkeypatch.delenv(name, raising=False)
         for name, value in given.items():
             monkeypatch.setenv(name, value)
-        engines.wait_briefly()
+        environment.wait_briefly()
         assert os.environ.get("GOMP_SPINCOUNT") == wanted
 
 
@@ -400,4 +406,30 @@ def test_threads_wait_briefly_unless_a_person_says_otherwise(monkeypatch: pytest
 def test_a_device_that_is_not_there_is_refused(device: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SpecError, match=words):
-        engines.generating(EngineConfig(device=device))
+        registry.driver(EngineConfig(device=device), trains=False).generator(EngineConfig(device=device))
+
+
+def test_the_registry_knows_the_options_of_every_engine() -> None:
+    ours = {
+        "threads",
+        "max_prompt",
+        *(one.name for settings in (DecodeSettings, LearnSettings) for one in fields(settings)),
+    }
+    assert set(registry.ENGINES["torch"].options) == ours
+    assert set(registry.ENGINES["trl"].options) == {one.name for one in fields(trl_engine.Options)}
+    assert {"model", *registry.ENGINES["openai"].options} == {one.name for one in fields(ServerSettings)}
+
+
+@pytest.mark.parametrize("name", registry.ENGINES)
+def test_an_option_that_an_engine_does_not_know_is_refused_by_name(name: str) -> None:
+    engine = EngineConfig(name=name, options={"cats": 1})
+    with pytest.raises(SpecError, match=f"engine.options.cats: the {name} engine knows"):
+        registry.check(engine, trains=registry.ENGINES[name].trains)
+
+
+def test_an_engine_is_refused_for_what_it_cannot_do() -> None:
+    for name, trains, words in (("openai", True, "train with torch or trl"), ("trl", False, "torch or openai")):
+        with pytest.raises(SpecError, match=words):
+            registry.driver(EngineConfig(name=name), trains=trains)
+    with pytest.raises(SpecError, match="one of torch, trl, openai"):
+        registry.driver(EngineConfig(name="cats"), trains=True)

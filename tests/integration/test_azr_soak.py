@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from harena.azr import config as configs
 from harena.azr import run
-from harena.azr.engines import registry as engines
+from harena.azr.engines import torch_driver
 from harena.azr.model import weights
 
 ITERATIONS = int(os.environ.get("HARENA_SOAK_ITERATIONS", "200"))
@@ -78,7 +78,7 @@ def test_iterations_leave_nothing_behind(tmp_path: Path, capsys: pytest.CaptureF
             now = f"{len(seen.host_mb)}/{ITERATIONS}  {seen.host_mb[-1]:.0f} MiB, boxes {seen.below_mb[-1]:.0f} MiB, "
             print(f"\r{now}{seen.open_files[-1]} files, {seen.threads[-1]} threads ", end="", flush=True)
 
-    run.train(tmp_path / "run", config, engines.learning, say=say)
+    run.train(tmp_path / "run", config, torch_driver.engine_of, say=say)
     with capsys.disabled():
         print("\nearly and late:", {name: ends(getattr(seen, name)) for name in Seen.__slots__})
     assert len(seen.host_mb) == ITERATIONS

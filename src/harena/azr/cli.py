@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harena.azr import options
+from harena.azr.engines import registry
 from harena.command import UNAVAILABLE, USAGE, Action, guarded, print_json
 from harena.errors import BackendUnavailable, HarenaError, IsolationUnavailable, SpecError
 from harena.terminal import safe
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from harena.azr.tasks.suite import Item
 
 OK, NO = 0, 1
-EXTRAS = {
-    "numpy": "azr", "torch": "azr", "safetensors": "azr", "yaml": "azr", "trl": "trl", "datasets": "trl",
-    "transformers": "trl", "accelerate": "trl",
-}  # fmt: skip
 
 TRAIN_TEXT = """\
 Self-play: the model proposes tasks, solves them, and learns from both; every check runs in a box. Writes settings,
@@ -93,7 +90,7 @@ def _guarded(action: Action) -> Action:
                 raise
             raise SpecError(f"{error.filename}: {error.strerror}") from error
 
-    return guarded(told, extras=EXTRAS, code_of=_code, before_dashes="options come before it")
+    return guarded(told, extras=registry.EXTRAS, code_of=_code, before_dashes="options come before it")
 
 
 def _code(error: HarenaError) -> int | None:
@@ -119,22 +116,16 @@ def _print_json(data: object) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from harena.azr import run
-    from harena.azr.engines import ranks
-    from harena.azr.engines import registry as engines
+    from harena.azr import environment, run
     from harena.azr.report import show
 
     folder = Path(args.out)
     config = _train_config(args, folder)
-    sinks = _sinks(args, folder, config) if ranks.is_first() else []
+    sinks = _sinks(args, folder, config) if environment.is_first_process() else []
     outcome: run.Outcome | None
     try:
-        if config.engine.name == "trl":
-            from harena.azr.engines import trl_engine
-
-            outcome = trl_engine.train(folder, config, sinks=sinks, resume=args.resume, say=_say)
-        else:
-            outcome = run.train(folder, config, engines.learning, sinks=sinks, resume=args.resume, say=_say)
+        driver = registry.driver(config.engine, trains=True)
+        outcome = driver.train(folder, config, sinks=sinks, resume=args.resume, say=_say)
     except KeyboardInterrupt:
         _say(f"interrupted: `harena azr train --out {folder} --resume` goes on {run.where(folder)}")
         raise
@@ -167,7 +158,6 @@ def _waiting(last: Iteration | None) -> str:
 def _train_config(args: argparse.Namespace, folder: Path) -> Config:
     from harena.azr import config as configs
     from harena.azr import run
-    from harena.azr.engines import registry as engines
 
     if args.resume:
         fixed = ("profile", "config", "seed", "model", "engine", "eval_tasks")
@@ -181,8 +171,7 @@ def _train_config(args: argparse.Namespace, folder: Path) -> Config:
         path, profile=args.profile, iterations=args.iterations, seed=args.seed, evaluate_tasks=args.eval_tasks
     )
     config = run.with_options(config, model=args.model, engine=args.engine)
-    if config.engine.name == "openai":
-        engines.learning(config)  # refuses, before a folder is made
+    registry.check(config.engine, trains=True)  # refuses, before a folder is made
     return config
 
 
@@ -235,7 +224,7 @@ def _how(args: argparse.Namespace) -> How:
     from harena.azr.report import evaluate
     from harena.azr.tasks import prompts
 
-    if args.run and (args.model or args.engine != "torch"):
+    if args.run and (args.model or args.engine != registry.DEFAULT):
         raise SpecError("--run brings its own model and engine: leave out --model and --engine")
     trained = run.settings_of(Path(args.run)).prompt if args.run else None
     name = args.prompt or (trained.profile if trained else "compact")
@@ -279,18 +268,12 @@ def _cell(item: Item) -> tuple[str, ...]:
 
 def _generator(args: argparse.Namespace) -> Generator:
     from harena.azr import run
-    from harena.azr.engines import registry as engines
 
     if args.run:
         config, learnt = run.trained(Path(args.run))
-        if config.engine.name == "trl":
-            return engines.generating(
-                dataclasses.replace(config.engine, name="torch", model=f"{args.run}/model", options={})
-            )
-        engine = engines.learning(config)
-        engine.load(learnt)
-        return engine
-    return engines.generating(_engine_config(args))
+        return registry.driver(config.engine, trains=True).trained(Path(args.run), config, learnt)
+    asked = _engine_config(args)
+    return registry.driver(asked, trains=False).generator(asked)
 
 
 def _engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -310,7 +293,6 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
 def _propose(args: argparse.Namespace) -> int:
     from harena.azr import config as configs
     from harena.azr import run
-    from harena.azr.engines import registry as engines
     from harena.azr.report import show
     from harena.azr.tasks import prompts
 
@@ -329,7 +311,8 @@ def _propose(args: argparse.Namespace) -> int:
     config = dataclasses.replace(config, engine=_engine_config(args))
     run.check_free(Path(args.out))  # before a model is loaded
     try:
-        found = run.propose(Path(args.out), config, engines.generating(config.engine), say=_say)
+        generator = registry.driver(config.engine, trains=False).generator(config.engine)
+        found = run.propose(Path(args.out), config, generator, say=_say)
     except KeyboardInterrupt:
         _say(f"interrupted: what was valid so far is in {args.out}/{run.BUFFERS}")
         raise
@@ -415,14 +398,14 @@ def _buffer_show(args: argparse.Namespace) -> int:
 
 
 def _pretrain(args: argparse.Namespace) -> int:
-    from harena.azr.engines import registry as engines
+    from harena.azr.engines import torch_driver
     from harena.azr.model import pretrain, weights
 
     out = Path(args.out) if args.out else weights.SMALL
     _check_writable(out.parent)
     if out.exists():
         raise SpecError(f"{out} is there already: remove it, or give another --out")
-    engines.check_device(args.device)
+    torch_driver.check_device(args.device)
     settings = pretrain.PretrainSettings(
         seed=args.seed, size=args.size, device=args.device, minutes=args.minutes, steps=args.steps,
         workers=args.workers, **_gpu_sizes(args.device),

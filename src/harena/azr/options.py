@@ -7,10 +7,10 @@ from __future__ import annotations
 import argparse
 import math
 
+from harena.azr.engines.registry import DEFAULT, ENGINES, GENERATING, TRAINING, listed
 from harena.azr.tasks.kinds import Kind
 
 PROFILES = ("laptop", "small", "brief", "gpu1", "paper")
-ENGINES = ("torch", "trl", "openai")
 SUITES = ("tiny", "cruxeval", "humaneval", "mbpp")
 KINDS = tuple(kind.value for kind in Kind)
 
@@ -22,7 +22,7 @@ def train(command: argparse.ArgumentParser) -> None:
     command.add_argument("--iterations", type=_count, metavar="N", help="of self-play, in all")
     command.add_argument("--seed", type=int, metavar="N", help="of everything random (0)")
     command.add_argument("--model", metavar="NAME", help="`default` is our own; else a folder, a file or a name")
-    command.add_argument("--engine", choices=ENGINES, help="what writes and learns (torch)")
+    command.add_argument("--engine", choices=ENGINES, help=f"what writes and learns ({DEFAULT}). {listed(TRAINING)}")
     command.add_argument("--resume", action="store_true", help="go on with the run in --out")
     command.add_argument(
         "--eval-tasks", type=_count, metavar="N",
@@ -45,7 +45,9 @@ def propose(command: argparse.ArgumentParser) -> None:
 def model(command: argparse.ArgumentParser) -> None:
     """Which model is asked, and in which form."""
     command.add_argument("--model", metavar="NAME", help="`default` is our own; else a folder, a file or a name")
-    command.add_argument("--engine", choices=("torch", "openai"), default="torch", help="what answers (torch)")
+    command.add_argument(
+        "--engine", choices=GENERATING, default=DEFAULT, help=f"what answers ({DEFAULT}). {listed(GENERATING)}"
+    )
     command.add_argument("--server", metavar="URL", help="of the openai engine, e.g. http://127.0.0.1:8000/v1")
     command.add_argument("--chat", action="store_true", help="ask the server's chat interface")
     command.add_argument("--device", metavar="NAME", help="cpu, cuda (whichever there is)")

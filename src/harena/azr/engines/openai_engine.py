@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import random
 import socket
 import threading
@@ -27,16 +26,24 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any, Never, cast
+from typing import TYPE_CHECKING, Any, Never, cast
 
+from harena.azr import environment
+from harena.azr.engines import registry
 from harena.azr.engines.protocol import Completion, OnDone, Request, Rollout, Sampling, Update
 from harena.errors import HarenaError, SpecError
 from harena.terminal import safe
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harena.azr.config import Config, EngineConfig
+    from harena.azr.report.journal import Sink
+    from harena.azr.run import Say
+
 MAX_ANSWER_BYTES = 64 << 20
 MAX_TEXT_CHARS = 1 << 20
 """Of one completion: many times what the tokens that are ever asked for can hold."""
-KEY_VARIABLE = "OPENAI_API_KEY"
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 PAUSE_S = 0.5
 """Before the first retry; twice as long before each further one."""
@@ -93,9 +100,9 @@ class OpenAIEngine:
 
     def __init__(self, settings: ServerSettings, *, key: str | None = None) -> None:
         self.settings = settings
-        key = os.environ.get(KEY_VARIABLE, "") if key is None else key
+        key = environment.server_key() if key is None else key
         if not key.isascii() or any(letter.isspace() for letter in key):
-            raise SpecError(f"{KEY_VARIABLE}: not a usable key")
+            raise SpecError(f"{environment.KEY_VARIABLE}: not a usable key")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._idle: deque[http.client.HTTPConnection] = deque()
         self._busy: set[http.client.HTTPConnection] = set()
@@ -165,7 +172,7 @@ class OpenAIEngine:
     def _refuse(self) -> Never:
         raise LearningRefused(
             f"the weights of {self.settings.model!r} are the server's and cannot be trained from here: "
-            "train with --engine torch or trl, and use openai to evaluate or propose"
+            f"train with --engine {' or '.join(registry.TRAINING)}, and use openai to evaluate or propose"
         )
 
     # ---- asking ----
@@ -348,3 +355,21 @@ def _logprobs(value: Mapping[str, Any]) -> tuple[float, ...]:
     # JSON has ints that no float holds, and Python's has NaN.
     known = all(isinstance(number, int | float) and abs(number) < LARGEST for number in numbers)
     return tuple(map(float, numbers)) if known else ()
+
+
+class OpenAIDriver:
+    """How commands use this engine: to ask, never to train."""
+
+    def train(self, folder: Path, config: Config, *, sinks: Sequence[Sink], resume: bool, say: Say) -> Never:
+        del folder, config, sinks, resume, say
+        raise LearningRefused("a server's weights cannot be trained from here")
+
+    def generator(self, engine: EngineConfig) -> OpenAIEngine:
+        options = cast("dict[str, Any]", dict(engine.options))
+        if "url" not in options:
+            raise SpecError("engine.name=openai: give the server's address, --server http://127.0.0.1:8000/v1")
+        return OpenAIEngine(ServerSettings(model=engine.model, **options))
+
+    def trained(self, folder: Path, config: Config, learnt: Mapping[str, Any]) -> Never:
+        del folder, config, learnt
+        raise LearningRefused("a server's weights cannot be trained from here")

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from harena.azr.tasks.kinds import Kind, Role
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harena.azr.config import Config, EngineConfig
+    from harena.azr.report.journal import Sink
+    from harena.azr.run import Outcome, Say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +126,19 @@ class Learner(Protocol):
 
 class Engine(Generator, Learner, Protocol):
     """Both in one: the weights that write are those that learn."""
+
+
+class Driver(Protocol):
+    """How runs and commands use an engine; registry.py finds it by name, and refuses what it cannot do."""
+
+    def train(self, folder: Path, config: Config, *, sinks: Sequence[Sink], resume: bool, say: Say) -> Outcome | None:
+        """A training run in a folder; None in all processes of it but the first."""
+        ...
+
+    def generator(self, engine: EngineConfig) -> Generator:
+        """An engine to ask only."""
+        ...
+
+    def trained(self, folder: Path, config: Config, learnt: Mapping[str, Any]) -> Generator:
+        """The model that the run in `folder` has trained; `learnt` is its learner's state at the last checkpoint."""
+        ...

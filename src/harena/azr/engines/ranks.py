@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib
-import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -37,11 +36,6 @@ class _Failed:
 
     def error(self) -> RankFailed:
         return RankFailed(f"process {self.rank} of the run failed: {self.words}")
-
-
-def is_first() -> bool:
-    """Whether this is the process that leads, by what its launcher says: known before the processes have met."""
-    return os.environ.get("RANK", "0") in ("", "0")
 
 
 class Ranks:

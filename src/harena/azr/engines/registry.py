@@ -1,100 +1,120 @@
-"""Engines by name. Guarantees: what an engine needs is imported when it is made; a missing package is named with the
-line that installs it; an engine that cannot learn is refused before a run starts."""
+"""Training engines by name: one line for each, which the command's help, its options and its errors are made of.
+
+Guarantees: an engine is imported when it is used; an engine that cannot do what is asked, and an option that it does
+not know, are refused before anything is loaded. Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
-import os
-from typing import Any, cast
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
-from harena.azr.config import Algorithm, Config, EngineConfig
-from harena.azr.engines.protocol import Engine, Generator
 from harena.errors import SpecError
 
-NAMES = ("torch", "trl", "openai")
-SPINS = "10000"
-"""Rounds that a thread of torch waits before it sleeps, on CPU: about half a millisecond. Much less, and threads sleep
-between one operation and the next; the usual thirty times as much stalls them wherever others use the cores."""
-_DTYPES = {"float32": "f32", "bfloat16": "bf16", "f32": "f32", "bf16": "bf16"}
+if TYPE_CHECKING:
+    from harena.azr.config import EngineConfig
+    from harena.azr.engines.protocol import Driver
 
 
-def learning(config: Config) -> Engine:
-    """The engine of a training run that this process drives."""
-    if config.engine.name == "openai":
-        raise SpecError(
-            "engine.name=openai: the weights are the server's and cannot be trained from here; train with torch or "
-            "trl, and use openai with `harena azr eval`"
-        )
-    if config.engine.name == "trl":
-        raise SpecError("engine.name=trl: TRL drives its own loop; see trl_engine.train, or `harena azr train`")
-    return cast("Engine", _torch(config.engine, value_head=config.advantage.algorithm is Algorithm.PPO))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEntry:
+    name: str
+    path: str
+    """module:Class of its Driver."""
+    help: str
+    extra: str
+    """What to install: harena[extra]."""
+    packages: tuple[str, ...]
+    """What the extra brings, by the names that are imported."""
+    options: tuple[str, ...]
+    """What engine.options may say."""
+    passed_on: str = ""
+    """Options that begin with this go to the library behind the engine, which knows them."""
+    trains: bool = True
+    generates: bool = True
+    """Whether it can answer without training: `eval` and `propose`."""
 
 
-def generating(engine: EngineConfig) -> Generator:
-    """An engine to ask only."""
-    if engine.name == "openai":
-        from harena.azr.engines import openai_engine
-
-        known = {"url", "chat", "concurrency", "retries", "timeout_s", "logprobs", "token_ids"}
-        options = _options(engine, known)
-        if "url" not in options:
-            raise SpecError("engine.name=openai: give the server's address, --server http://127.0.0.1:8000/v1")
-        return openai_engine.OpenAIEngine(openai_engine.ServerSettings(model=engine.model, **options))
-    return _torch(engine, value_head=False)
-
-
-def _torch(engine: EngineConfig, *, value_head: bool) -> Any:
-    if engine.name != "torch":
-        raise SpecError(f"engine.name={engine.name!r}: one of {', '.join(NAMES)}")
-    if engine.dtype != "auto" and engine.dtype not in _DTYPES:
-        raise SpecError(f"engine.dtype={engine.dtype!r}: auto, float32 or bfloat16")
-    wait_briefly()
-    check_device(engine.device)
-    import torch
-
-    from harena.azr.engines import torch_engine
-
-    options = dict(engine.options)
-    threads = options.pop("threads", None)
-    if threads is not None:
-        if not isinstance(threads, int) or threads < 1:
-            raise SpecError(f"engine.options.threads={threads!r}: a whole number from 1")
-        torch.set_num_threads(threads)  # results on CPU are the same only for the same number
-    if value_head:
-        options["value_head"] = True
-    return torch_engine.build(
-        model=engine.model,
-        device=engine.device,
-        dtype=_DTYPES.get(engine.dtype, "auto"),
-        options=options,
+ENGINES: Mapping[str, EngineEntry] = {
+    one.name: one
+    for one in (
+        EngineEntry(
+            name="torch",
+            path="harena.azr.engines.torch_driver:TorchDriver",
+            help="our own decoder and learner, CPU or one GPU",
+            extra="azr",
+            packages=("numpy", "torch", "safetensors", "yaml"),
+            options=(
+                *("threads", "max_prompt", "rows", "check_every", "graphs", "fuse", "kernel", "max_places"),
+                *("value_head", "micro_tokens", "save_memory", "warmup_steps", "betas", "weight_decay"),
+            ),
+        ),
+        EngineEntry(
+            name="trl",
+            path="harena.azr.engines.trl_engine:TrlDriver",
+            help="TRL's GRPOTrainer, one process or several",
+            extra="trl",
+            packages=("trl", "datasets", "transformers", "accelerate"),
+            options=("rows", "micro_batch", "gradient_checkpointing", "vllm"),
+            passed_on="vllm_",
+            generates=False,
+        ),
+        EngineEntry(
+            name="openai",
+            path="harena.azr.engines.openai_engine:OpenAIDriver",
+            help="an OpenAI-compatible server",
+            extra="azr",
+            packages=(),
+            options=("url", "chat", "concurrency", "retries", "timeout_s", "logprobs", "token_ids"),
+            trains=False,
+        ),
     )
+}
+DEFAULT = "torch"
+EXTRAS: Mapping[str, str] = {package: one.extra for one in ENGINES.values() for package in one.packages}
+"""What to install for a package that is missing."""
+TRAINING = tuple(one.name for one in ENGINES.values() if one.trains)
+GENERATING = tuple(one.name for one in ENGINES.values() if one.generates)
 
 
-def check_device(device: str) -> None:
-    """SpecError unless torch can compute there."""
-    import torch
+def entry(name: str) -> EngineEntry:
+    if name not in ENGINES:
+        raise SpecError(f"engine.name={name!r}: one of {', '.join(ENGINES)}")
+    return ENGINES[name]
 
-    try:
-        kind = "cuda" if device == "auto" else torch.device(device).type
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise SpecError(f"engine.device={device!r}: auto, cpu or cuda")
-    if kind == "cuda" and device != "auto" and not torch.cuda.is_available():
+
+def listed(names: tuple[str, ...]) -> str:
+    """These engines in words, for a help text."""
+    return "; ".join(f"{name}: {ENGINES[name].help}" for name in names)
+
+
+def check(engine: EngineConfig, *, trains: bool) -> None:
+    """SpecError unless the engine exists, can train (or answer without training), and knows its options."""
+    one = entry(engine.name)
+    if trains and not one.trains:
         raise SpecError(
-            f"engine.device={device}: torch {torch.__version__} finds no CUDA GPU here. On a processor: a file with "
-            "`engine: {device: cpu, dtype: float32}` as --config, or --profile laptop"
+            f"engine.name={one.name}: the weights are the server's and cannot be trained from here; train with "
+            f"{' or '.join(TRAINING)}, and use {one.name} with `harena azr eval`"
+        )
+    if not trains and not one.generates:
+        raise SpecError(f"engine.name={one.name}: it only trains; ask its model with {' or '.join(GENERATING)}")
+    check_options(one, engine.options)
+
+
+def check_options(one: EngineEntry, options: Mapping[str, object]) -> None:
+    passed_on = {name for name in options if one.passed_on and name.startswith(one.passed_on)}
+    unknown = sorted(set(options) - set(one.options) - passed_on)
+    if unknown:
+        rest = f" and those that begin with {one.passed_on}" if one.passed_on else ""
+        raise SpecError(
+            f"engine.options.{unknown[0]}: the {one.name} engine knows {', '.join(sorted(one.options))}{rest}"
         )
 
 
-def wait_briefly() -> None:
-    """Torch's threads wait for each other by spinning for milliseconds. With boxes, or anything else, on the same cores
-    that makes a step many times slower. Read when torch is loaded; what a person has set counts."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-
-
-def _options(engine: EngineConfig, known: set[str]) -> dict[str, Any]:
-    unknown = sorted(set(engine.options) - known)
-    if unknown:
-        raise SpecError(f"engine.options.{unknown[0]}: the {engine.name} engine knows {', '.join(sorted(known))}")
-    return dict(engine.options)
+def driver(engine: EngineConfig, *, trains: bool) -> Driver:
+    """The engine's driver, for training or for answers alone."""
+    check(engine, trains=trains)
+    module, _, name = entry(engine.name).path.partition(":")
+    return cast("Driver", getattr(importlib.import_module(module), name)())

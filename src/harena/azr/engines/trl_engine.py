@@ -21,19 +21,18 @@ import dataclasses
 import importlib
 import importlib.util
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Never, cast
 
 import numpy as np
 
-from harena.azr import run
-from harena.azr.config import Algorithm, Baseline, Config
-from harena.azr.engines import trl_models, trl_writer
-from harena.azr.engines.protocol import Completion, OnDone, Request, Rollout, Sampling, Update
+from harena.azr import environment, run
+from harena.azr.config import Algorithm, Baseline, Config, EngineConfig
+from harena.azr.engines import registry, trl_models, trl_writer
+from harena.azr.engines.protocol import Completion, Generator, OnDone, Request, Rollout, Sampling, Update
 from harena.azr.engines.ranks import Ranks
 from harena.azr.loop import Iteration, Trainer
 from harena.azr.report import html as report
@@ -43,6 +42,7 @@ from harena.azr.run import Outcome, Say, silent
 from harena.azr.tasks.kinds import Kind, Role
 from harena.errors import HarenaError, SpecError
 
+ENTRY = registry.entry("trl")
 MODEL = "model"
 """The folder of a run that gets the trained weights."""
 CHECKPOINTS = "trl"
@@ -216,13 +216,11 @@ class Options:
     def of(cls, config: Config) -> tuple[Options, dict[str, Any]]:
         """Ours, and those that TRL gets as they are."""
         given = dict(config.engine.options)
-        known = {one.name for one in dataclasses.fields(cls)}
-        trls = {name: given.pop(name) for name in list(given) if name.startswith("vllm_")}
-        unknown = sorted(set(given) - known) or sorted(set(trls) - _trl_options())
+        registry.check_options(ENTRY, given)
+        trls = {name: given.pop(name) for name in list(given) if name.startswith(ENTRY.passed_on)}
+        unknown = sorted(set(trls) - _trl_options())
         if unknown:
-            raise SpecError(
-                f"engine.options.{unknown[0]}: the trl engine knows {', '.join(sorted(known))} and TRL's vllm_..."
-            )
+            raise SpecError(f"engine.options.{unknown[0]}: TRL has no such option")
         for one in dataclasses.fields(cls):
             if type(given.get(one.name, one.default)) is not type(one.default):
                 raise SpecError(f"engine.options.{one.name}={given[one.name]!r}: such as {one.default!r} is wanted")
@@ -375,8 +373,24 @@ def train(
     )  # fmt: skip
 
 
+class TrlDriver:
+    """How runs and commands use this engine."""
+
+    def train(self, folder: Path, config: Config, *, sinks: Sequence[Sink], resume: bool, say: Say) -> Outcome | None:
+        return train(folder, config, sinks=sinks, resume=resume, say=say)
+
+    def generator(self, engine: EngineConfig) -> Never:
+        raise SpecError(f"engine.name={engine.name}: it only trains")
+
+    def trained(self, folder: Path, config: Config, learnt: Mapping[str, Any]) -> Generator:
+        """The weights that TRL saved, asked by the default engine."""
+        del learnt
+        asked = dataclasses.replace(config.engine, name=registry.DEFAULT, model=str(folder / MODEL), options={})
+        return registry.driver(asked, trains=False).generator(asked)
+
+
 def _trainer(folder: Path, session: _Session, model: Any) -> Any:
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    environment.silence_trl()
     trl, datasets, transformers = (importlib.import_module(name) for name in ("trl", "datasets", "transformers"))
 
     class Watch(transformers.TrainerCallback):

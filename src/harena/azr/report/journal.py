@@ -21,13 +21,13 @@ import importlib
 import importlib.util
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from harena.azr import environment
 from harena.errors import HarenaError
 
 NAME = "journal.jsonl"
@@ -176,7 +176,7 @@ class Wandb:
     numbers: no text of models, and nothing about the machine or its code."""
 
     def __init__(self, folder: str | Path, *, project: str, config: Mapping[str, Any]) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # to its maker, also when offline
+        environment.silence_wandb()
         try:
             wandb: Any = importlib.import_module("wandb")
         except ImportError as error:
