@@ -93,10 +93,10 @@ def selfplay(args: argparse.Namespace) -> None:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     torch.set_num_threads(max(1, min(args.threads, len(os.sched_getaffinity(0)))))
     from harena.azr import checkpoint
+    from harena.azr.check.verify import Verifier
     from harena.azr.engines import torch_engine
     from harena.azr.model import weights
     from harena.azr.model.tokenizer import ByteTokenizer
-    from harena.azr.run import HeldOutVerifier
     from harena.azr.tasks import suite
 
     work = Path(args.work)
@@ -110,7 +110,7 @@ def selfplay(args: argparse.Namespace) -> None:
     say(args.variant, args.seed, f"{engine.model.parameter_count():,} parameters on {device}")
     budget = args.minutes * 60
     held_back = suite.digests(suite.tiny(per_cell=args.per_cell, seed=args.suite_seed))
-    with HeldOutVerifier(config.executor.settings(), held_back) as verifier:
+    with Verifier(config.executor.settings(), held_out=held_back) as verifier:
         learner = Frozen(engine) if args.variant == "frozen" else engine
         trainer = trainer_of(args.variant, learner, verifier, config)
         place = checkpoint.latest(work / "checkpoints")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harena.azr import cli, run
-from harena.azr.check.verify import Settings
+from harena.azr.check.verify import Verifier
 from harena.azr.engines.protocol import Completion, Request, Sampling
 from harena.azr.report import evaluate, journal, show
 from harena.azr.report.scores import Score
@@ -420,7 +420,7 @@ def test_programs_of_the_held_out_suite_are_no_valid_proposals() -> None:
         for item in items
         if isinstance(item.task, Triplet)
     ]
-    with run.HeldOutVerifier(Settings(), suite.digests(items)) as verifier:
+    with Verifier(held_out=suite.digests(items)) as verifier:
         found = verifier.submit_validate(
             [*proposals, Proposal(kind=Kind.DEDUCTION, program="def f(q):\n    return [q, 7, q]", inputs=("1",))]
         ).result()

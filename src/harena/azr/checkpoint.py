@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from harena.errors import HarenaError
+from harena.azr.errors import TrainingError
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{6,12})")
 
 
-class BadCheckpoint(HarenaError):
+class BadCheckpoint(TrainingError):
     """A folder is no checkpoint, or one that this version does not read."""
 
 

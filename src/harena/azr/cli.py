@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from harena.azr import options
 from harena.azr.engines import registry
+from harena.azr.errors import TrainingError
 from harena.command import UNAVAILABLE, USAGE, Action, guarded, print_json
 from harena.errors import BackendUnavailable, HarenaError, IsolationUnavailable, SpecError
 from harena.terminal import safe
@@ -97,8 +98,7 @@ def _code(error: HarenaError) -> int | None:
     package_is_missing = isinstance(error.__cause__ or error.__context__, ImportError)
     if package_is_missing or isinstance(error, BackendUnavailable | IsolationUnavailable):
         return UNAVAILABLE
-    ours = type(error).__module__.startswith("harena.azr.")
-    return USAGE if ours or isinstance(error, ValueError) else None
+    return USAGE if isinstance(error, TrainingError | ValueError) else None
 
 
 def _say(text: str) -> None:

@@ -3,7 +3,8 @@ model solves them, and one update learns from both.
 
     seed     propose from the identity function until the buffers hold enough; nothing is learnt
     repeat   propose   for each kind a batch, shown K tasks of the buffer             one engine call
-             validate  in boxes, while others are still being written
+             validate  in boxes, while others are still being written; programs that are held out for
+                       evaluation are no tasks (verify.py)
              solve     each valid task n times, to see how hard it is, and once       one engine call
                        more to learn from; short batches are filled from the buffer
              grade     in boxes, likewise

@@ -29,10 +29,11 @@ from typing import Any, ClassVar, cast
 
 from harena.azr import checkpoint
 from harena.azr import config as configs
-from harena.azr.check.verify import Settings, Validation, Verdict, Verifier
+from harena.azr.check.verify import Verifier
 from harena.azr.checkpoint import BadCheckpoint, Checkpoint
 from harena.azr.config import Config
 from harena.azr.engines.protocol import Engine, Generator
+from harena.azr.errors import TrainingError
 from harena.azr.learn import metrics
 from harena.azr.loop import Iteration, Proposed, Trainer
 from harena.azr.report import evaluate, journal
@@ -40,9 +41,9 @@ from harena.azr.report import html as report
 from harena.azr.report.evaluate import Evaluation, How
 from harena.azr.report.journal import Journal, Sink
 from harena.azr.tasks import suite
-from harena.azr.tasks.kinds import FormatError, InductionTask, Kind, Proposal, program_digest
+from harena.azr.tasks.kinds import FormatError, InductionTask, Kind
 from harena.azr.tasks.suite import Item
-from harena.errors import HarenaError, SpecError
+from harena.errors import SpecError
 
 CONFIG, BUFFERS, CHECKPOINTS = "config.json", "buffers", "checkpoints"
 MAX_SAMPLE_CHARS = 2_000
@@ -52,7 +53,7 @@ Say = Callable[[str], None]
 MakeEngine = Callable[[Config], Engine]
 
 
-class RunStopped(HarenaError):
+class RunStopped(TrainingError):
     """A file of the run could not be written or read. Nothing up to the last checkpoint is lost: put right what the
     message names and resume."""
 
@@ -70,22 +71,6 @@ class Outcome:
     after: Evaluation | None
     last: Iteration | None
     seconds: float
-
-
-class HeldOutVerifier(Verifier):
-    """A verifier to which programs of the suite are no tasks."""
-
-    def __init__(self, settings: Settings, held_out: frozenset[str]) -> None:
-        super().__init__(settings=settings)
-        self._held_out = held_out
-
-    def validate(self, proposals: Sequence[Proposal]) -> list[Validation]:
-        return [
-            Validation(verdict=Verdict.FORBIDDEN, detail=suite.HELD_OUT)
-            if found.task is not None and program_digest(found.task.program) in self._held_out
-            else found
-            for found in super().validate(proposals)
-        ]
 
 
 def held_out_suite(config: Config) -> list[Item]:
@@ -176,7 +161,7 @@ def train(
         check_free(folder)
     engine = make(config)
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(HeldOutVerifier(config.executor.settings(), held_out_programs(config)))
+        verifier = stack.enter_context(Verifier(config.executor.settings(), held_out=held_out_programs(config)))
         if not resume:
             start(folder, config)
         stack.enter_context(working_in(folder))
@@ -395,7 +380,7 @@ class Collected:
 def propose(folder: Path, config: Config, generator: Generator, *, say: Say = silent) -> Collected:
     """Fills the buffers of a new folder with valid proposals and learns nothing: any generator will do."""
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(HeldOutVerifier(config.executor.settings(), held_out_programs(config)))
+        verifier = stack.enter_context(Verifier(config.executor.settings(), held_out=held_out_programs(config)))
         start(folder, config)
         stack.enter_context(working_in(folder, then="put that right, and collect into another --out"))
         log = stack.enter_context(Journal(folder))

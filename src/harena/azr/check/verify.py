@@ -31,7 +31,7 @@ from typing import cast
 from harena.azr.check.executor import BATCHES, Bounds, Executor, Job, Outcome, Status
 from harena.azr.check.plain import is_plain, may_depend_on_hashes, nodes_of
 from harena.azr.tasks import literals
-from harena.azr.tasks.kinds import ENTRY, MAX_PROGRAM_CHARS, Answer, Proposal, Task
+from harena.azr.tasks.kinds import ENTRY, MAX_PROGRAM_CHARS, Answer, Proposal, Task, program_digest
 from harena.azr.tasks.literals import LiteralError, Value
 from harena.azr.tasks.task_kinds import TASK_KINDS
 
@@ -77,6 +77,8 @@ class Validation:
     task: Task | None = None
     """The task, when the proposal is valid: program and inputs as the verifier understood them, outputs as it saw."""
     detail: str = ""
+    is_held_out: bool = False
+    """Whether it would be a task, but its program is kept for evaluation."""
 
     @property
     def ok(self) -> bool:
@@ -117,8 +119,10 @@ class Checked:
 class Verifier:
     """Batches in, results out, in order. `submit_*` do the same on threads of their own, a few batches side by side."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, *, held_out: frozenset[str] = _NONE) -> None:
+        """held_out: digests of programs that are kept for evaluation (suite.py); a proposal of one is no task."""
         self.settings = settings or Settings()
+        self._held_out = held_out
         self._executor = Executor(bounds=self.settings.bounds, backend=self.settings.backend)
         self._threads = ThreadPoolExecutor(BATCHES, thread_name_prefix="azr-verifier")
 
@@ -142,7 +146,13 @@ class Verifier:
         self._shake(
             found, [place for places, _, _ in begun for place in places], [job for _, jobs, _ in begun for job in jobs]
         )
-        return cast("list[Validation]", found)
+        return [self._withheld(one) for one in cast("list[Validation]", found)]
+
+    def _withheld(self, found: Validation) -> Validation:
+        """Refuses a task whose program is held out: nothing may be trained on it."""
+        if not self._held_out or found.task is None or program_digest(found.task.program) not in self._held_out:
+            return found
+        return Validation(verdict=Verdict.FORBIDDEN, detail="held out for evaluation", is_held_out=True)
 
     def _shake(self, found: list[Validation | None], places: Sequence[int], jobs: Sequence[Job]) -> None:
         """Where a set may be met, two interpreters that agree prove little: of two elements, every second pair does."""

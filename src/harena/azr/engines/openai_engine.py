@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any, Never, cast
 from harena.azr import environment
 from harena.azr.engines import registry
 from harena.azr.engines.protocol import Completion, OnDone, Request, Rollout, Sampling, Update
-from harena.errors import HarenaError, SpecError
+from harena.azr.errors import TrainingError
+from harena.errors import SpecError
 from harena.terminal import safe
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ LARGEST = 1e30
 """Of a log probability, by its size: what is beyond is no number."""
 
 
-class ServerError(HarenaError):
+class ServerError(TrainingError):
     """The server refused, or stayed unreachable through all retries."""
 
 
@@ -63,7 +64,7 @@ class Refused(ServerError):
     """The server does not take this request, however often."""
 
 
-class LearningRefused(HarenaError):
+class LearningRefused(TrainingError):
     """A server's weights cannot be trained from here."""
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from harena.errors import HarenaError
+from harena.azr.errors import TrainingError
 
 Value = TypeVar("Value")
 MAX_WORDS = 2_000
@@ -25,7 +25,7 @@ SILENCE = datetime.timedelta(minutes=30)
 """How long processes wait for one that says nothing; the first may be busy with its boxes for minutes."""
 
 
-class RankFailed(HarenaError):
+class RankFailed(TrainingError):
     """Another process of the run failed; the message says which, and with what."""
 
 

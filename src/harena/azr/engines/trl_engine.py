@@ -30,17 +30,19 @@ from typing import Any, Never, cast
 import numpy as np
 
 from harena.azr import environment, run
+from harena.azr.check.verify import Verifier
 from harena.azr.config import Algorithm, Baseline, Config, EngineConfig
 from harena.azr.engines import registry, trl_models, trl_writer
 from harena.azr.engines.protocol import Completion, Generator, OnDone, Request, Rollout, Sampling, Update
 from harena.azr.engines.ranks import Ranks
+from harena.azr.errors import TrainingError
 from harena.azr.loop import Iteration, Trainer
 from harena.azr.report import html as report
 from harena.azr.report.evaluate import Evaluation
 from harena.azr.report.journal import Journal, Sink
 from harena.azr.run import Outcome, Say, silent
 from harena.azr.tasks.kinds import Kind, Role
-from harena.errors import HarenaError, SpecError
+from harena.errors import SpecError
 
 ENTRY = registry.entry("trl")
 MODEL = "model"
@@ -54,7 +56,7 @@ ROWS = 64
 UPDATE_NUMBERS = ("loss", "policy_loss", "grad_norm", "learning_rate", "entropy", "kl", "clip_ratio", "step_time")
 
 
-class TrlMismatch(HarenaError):
+class TrlMismatch(TrainingError):
     """TRL did something else than this version of it was seen to do; nothing can be learnt rightly."""
 
 
@@ -417,7 +419,7 @@ def _opened(
     """The loop with its files and boxes: where it stood, or a new one."""
     config, engine = session.config, session.engine
     held_back = run.held_out_programs(config)
-    verifier = stack.enter_context(run.HeldOutVerifier(config.executor.settings(), held_back))
+    verifier = stack.enter_context(Verifier(config.executor.settings(), held_out=held_back))
     if not session.resumed:
         run.start(folder, config)
     stack.enter_context(run.working_in(folder))

@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from harena.azr.engines.protocol import Completion, Rollout
-from harena.azr.tasks import diversity, suite
+from harena.azr.tasks import diversity
 from harena.azr.tasks.kinds import FormatError, Kind, Task
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def why_invalid(one: Proposed) -> str | None:
         return f"form: {_NUMBER.sub('n', one.parsed.reason)}"
     if one.validation is None:
         return "not checked"
-    return suite.HELD_OUT if one.validation.detail == suite.HELD_OUT else str(one.validation.verdict)
+    return one.validation.detail if one.validation.is_held_out else str(one.validation.verdict)
 
 
 def _solves(solved: Iterable[Solved]) -> dict[str, Any]:

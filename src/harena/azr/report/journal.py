@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from harena.azr import environment
-from harena.errors import HarenaError
+from harena.azr.errors import TrainingError
 
 NAME = "journal.jsonl"
 MAX_LINE = 16 << 20
 """Characters of a line that is read back; ours are a few thousand."""
 
 
-class JournalError(HarenaError):
+class JournalError(TrainingError):
     """A journal cannot be read or written; the message names the file and the line."""
 
 

@@ -18,17 +18,18 @@ from typing import Any, cast
 
 import numpy as np
 
+from harena.azr.errors import TrainingError
 from harena.azr.tasks import kinds as tasks
 from harena.azr.tasks.kinds import Kind, Task, Triplet
 from harena.azr.tasks.task_kinds import TASK_KINDS
-from harena.errors import HarenaError, SpecError
+from harena.errors import SpecError
 
 MEMORY = 8
 """Programs that a buffer remembers as seen, for each that it holds: what left is not new again at once."""
 MAX_LINE = 1 << 20
 
 
-class BadBuffer(HarenaError):
+class BadBuffer(TrainingError):
     """A buffer's file holds something that is no task; says which line."""
 
 

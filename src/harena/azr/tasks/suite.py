@@ -20,8 +20,6 @@ from harena.errors import SpecError
 SEED = 20_250_506
 PER_CELL = 40
 """Tasks of each kind and grade: 160 a kind, where a 95 % interval is about 15 points wide."""
-HELD_OUT = "held out for evaluation"
-"""Why a proposal of one of its programs is no task."""
 GRADES = tuple(range(1, programs.MAX_OPS + 1))
 
 
