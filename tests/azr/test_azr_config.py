@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -19,7 +20,10 @@ def test_a_profile_survives_being_written_and_read(name: str) -> None:
 
 
 def test_the_command_offers_every_profile() -> None:
-    assert tuple(config.PROFILES) == options.PROFILES
+    command = argparse.ArgumentParser()
+    options.train(command)
+    for name in config.PROFILES:
+        assert command.parse_args(["--out", "x", "--profile", name]).profile == name
 
 
 def test_the_papers_numbers_are_the_papers() -> None:

@@ -221,6 +221,7 @@ def _eval(args: argparse.Namespace) -> int:
 
 def _how(args: argparse.Namespace) -> How:
     from harena.azr import run
+    from harena.azr.config import LONG_TOKENS, PromptConfig
     from harena.azr.report import evaluate
     from harena.azr.tasks import prompts
 
@@ -231,7 +232,9 @@ def _how(args: argparse.Namespace) -> How:
     as_trained = trained if trained and trained.profile == name else None
     shots = as_trained.shots if as_trained and args.shots is None else args.shots or 0
     short = args.suite in ("tiny", "cruxeval")
-    usual = as_trained.solve_tokens if as_trained and short else 96 if name == "compact" and short else 1024
+    usual = LONG_TOKENS
+    if short and (as_trained or name == "compact"):
+        usual = (as_trained or PromptConfig()).solve_tokens
     samples = args.samples or args.k
     return evaluate.How(
         profile=dataclasses.replace(prompts.PROFILES[name], shots=shots),
@@ -298,11 +301,12 @@ def _propose(args: argparse.Namespace) -> int:
 
     name = args.prompt or "compact"
     batch = min(32, max(1, args.count))
+    few = configs.PromptConfig()
     prompt = {
         "profile": name,
         "inputs": prompts.PROFILES[name].inputs,
         "shots": args.shots or 0,
-        "propose_tokens": args.max_new or (160 if name == "compact" else 1024),
+        "propose_tokens": args.max_new or (few.propose_tokens if name == "compact" else configs.LONG_TOKENS),
     }
     config = configs.read(
         None, profile="laptop", seed=args.seed, batch=batch, seed_factor=-(-args.count // batch),

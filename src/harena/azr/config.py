@@ -1,5 +1,5 @@
-"""The settings of a training run: closed dataclasses, read from YAML or JSON. Promises: a key that nobody knows and a
-value of the wrong type or out of range are refused with the key's full name, before anything starts.
+"""The settings of a training run and their defaults: closed dataclasses, read from YAML or JSON. Promises: a key that
+nobody knows and a value of the wrong type or out of range are refused with the key's full name, before anything starts.
 
 Profiles are starting points; a file, and then options such as --iterations, change single values:
 
@@ -21,10 +21,8 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from harena.azr.check import verify
-from harena.azr.check.executor import Bounds
 from harena.azr.check.rewards import Learnability
 from harena.azr.engines.protocol import Update
 from harena.azr.tasks import prompts
@@ -32,7 +30,12 @@ from harena.azr.tasks.kinds import Kind
 from harena.azr.tasks.prompts import Profile
 from harena.errors import SpecError
 
+if TYPE_CHECKING:
+    from harena.azr.check import verify
+
 MAX_FILE_BYTES = 1 << 20
+LONG_TOKENS = 1_024
+"""Tokens of a completion that is more than a value: in the paper's form, and of whole functions."""
 
 
 def _at_least(name: str, value: float, low: float) -> None:
@@ -56,7 +59,7 @@ class Baseline(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptConfig:
     profile: str = "compact"
-    inputs: int = 6
+    inputs: int = prompts.COMPACT.inputs
     """Inputs of an induction proposal."""
     shots: int = 0
     """Solved examples before a question (compact): for models that were not trained on this form."""
@@ -116,7 +119,7 @@ class ExecutorConfig:
     wall_s: float = 2.0
     cpu_s: float = 0.05
     patient: bool = True
-    """These are the Bounds of executor.py."""
+    """These become the Bounds of executor.py, which says what each is."""
     memory_mb: int = 256
     output_chars: int = 1_000
     share: bool = True
@@ -125,7 +128,9 @@ class ExecutorConfig:
     """Modules to forbid besides those that always are."""
 
     def settings(self) -> verify.Settings:
-        bounds = Bounds(
+        from harena.azr.check import executor, verify
+
+        bounds = executor.Bounds(
             wall_s=self.wall_s,
             cpu_s=self.cpu_s,
             patient=self.patient,
@@ -274,7 +279,12 @@ PROFILES: dict[str, Config] = {
         profile="gpu1",
         iterations=100,
         batch=64,
-        prompt=PromptConfig(profile="paper", inputs=10, propose_tokens=1024, solve_tokens=1024),
+        prompt=PromptConfig(
+            profile="paper",
+            inputs=prompts.PAPER.inputs,
+            propose_tokens=LONG_TOKENS,
+            solve_tokens=LONG_TOKENS,
+        ),
         executor=ExecutorConfig(wall_s=4.0),
         engine=EngineConfig(model=_CODER, device="cuda", dtype="bfloat16"),
     ),
@@ -282,7 +292,7 @@ PROFILES: dict[str, Config] = {
         profile="paper",
         iterations=500,
         batch=64,
-        prompt=PromptConfig(profile="paper", inputs=10, propose_tokens=8096, solve_tokens=8096),
+        prompt=PromptConfig(profile="paper", inputs=prompts.PAPER.inputs, propose_tokens=8096, solve_tokens=8096),
         executor=ExecutorConfig(wall_s=10.0),
         engine=EngineConfig(model="Qwen/Qwen2.5-Coder-7B", device="cuda", dtype="bfloat16"),
     ),

@@ -7,17 +7,18 @@ from __future__ import annotations
 import argparse
 import math
 
+from harena.azr.config import PROFILES, Config
 from harena.azr.engines.registry import DEFAULT, ENGINES, GENERATING, TRAINING, listed
+from harena.azr.tasks.forms import PROFILES as FORMS
 from harena.azr.tasks.kinds import Kind
 
-PROFILES = ("laptop", "small", "brief", "gpu1", "paper")
 SUITES = ("tiny", "cruxeval", "humaneval", "mbpp")
 KINDS = tuple(kind.value for kind in Kind)
 
 
 def train(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", type=_path, required=True, metavar="DIR", help="the folder of the run")
-    command.add_argument("--profile", choices=PROFILES, help="where the settings start from (laptop)")
+    command.add_argument("--profile", choices=PROFILES, help=f"where the settings start from ({Config().profile})")
     command.add_argument("--config", metavar="FILE", help="settings that differ from the profile, YAML or JSON")
     command.add_argument("--iterations", type=_count, metavar="N", help="of self-play, in all")
     command.add_argument("--seed", type=int, metavar="N", help="of everything random (0)")
@@ -26,7 +27,7 @@ def train(command: argparse.ArgumentParser) -> None:
     command.add_argument("--resume", action="store_true", help="go on with the run in --out")
     command.add_argument(
         "--eval-tasks", type=_count, metavar="N",
-        help="held-out tasks of each kind and grade (40); 0 measures nothing",
+        help=f"held-out tasks of each kind and grade ({Config().evaluate_tasks}); 0 measures nothing",
     )  # fmt: skip
     command.add_argument("--tensorboard", action="store_true", help="also write TensorBoard's event files")
     command.add_argument("--wandb", metavar="PROJECT", help="also log to Weights & Biases, over the network")
@@ -54,7 +55,7 @@ def model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dtype", metavar="NAME", help="float32 or bfloat16 (float32)")
     command.add_argument(
         "--prompt",
-        choices=("compact", "paper"),
+        choices=sorted(FORMS),
         help="code to continue, or instructions (compact; with --run as in training)",
     )
     command.add_argument("--shots", type=_count, metavar="N", help="solved examples before each question (0)")

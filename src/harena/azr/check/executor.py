@@ -27,6 +27,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
+from harena.azr.config import ExecutorConfig
 from harena.errors import SpecError
 from harena.sandbox.pool import IN_FLIGHT, SandboxPool
 from harena.sandbox.spec import MB, Limits, Result, Spec, Verdict
@@ -51,6 +52,7 @@ ELSEWHERE = Spec(
     env={"TZ": "XYZ-5:45", "HOME": "/tmp", "USER": "other", "ELSEWHERE": "1"},
 )
 """The boxes of the second side: a program that looks around sees something else there. boxed.py has the rest."""
+_USUAL = ExecutorConfig()
 _SLOW_EXIT = 111
 """What boxed.py exits with when a job does not stop; nothing plain can exit by itself."""
 _LENGTH = struct.Struct("<I")
@@ -94,16 +96,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    wall_s: float = 2.0
+    wall_s: float = _USUAL.wall_s
     """For a job that is alone, by the clock on the wall: many that hang then end together, after one such time."""
-    cpu_s: float = 0.05
+    cpu_s: float = _USUAL.cpu_s
     """Processor time for a job in a shared process; in CPython some million steps."""
-    patient: bool = True
+    patient: bool = _USUAL.patient
     """Whether what is too slow for a shared process is run again, alone, for wall_s. False: it is too slow."""
-    memory_mb: int = 256
-    max_chars: int = 1_000
+    memory_mb: int = _USUAL.memory_mb
+    max_chars: int = _USUAL.output_chars
     """Of one output."""
-    share: bool = True
+    share: bool = _USUAL.share
     """False: plain programs do not share processes either. Slower, and one assumption fewer."""
 
     def __post_init__(self) -> None:
@@ -124,7 +126,7 @@ class _Parcel:
 class Executor:
     """Safe to use from several threads: a batch with programs that hang does not hold back the others."""
 
-    def __init__(self, *, bounds: Bounds | None = None, backend: str = "local", cores: int = 0) -> None:
+    def __init__(self, *, bounds: Bounds | None = None, backend: str = _USUAL.backend, cores: int = 0) -> None:
         """cores: how many programs run at once (default: one for each core)."""
         self.bounds = bounds or Bounds()
         boxes = max(1, (cores or _cores()) // 2)

@@ -30,6 +30,7 @@ from typing import cast
 
 from harena.azr.check.executor import BATCHES, Bounds, Executor, Job, Outcome, Status
 from harena.azr.check.plain import is_plain, may_depend_on_hashes, nodes_of
+from harena.azr.config import ExecutorConfig
 from harena.azr.tasks import literals
 from harena.azr.tasks.kinds import ENTRY, MAX_PROGRAM_CHARS, Answer, Proposal, Task, program_digest
 from harena.azr.tasks.literals import LiteralError, Value
@@ -102,7 +103,7 @@ class Grade:
 class Settings:
     bounds: Bounds = field(default_factory=Bounds)
     forbidden: frozenset[str] = FORBIDDEN
-    backend: str = "local"
+    backend: str = ExecutorConfig().backend
     """Which boxes: a name of the sandbox's registry."""
 
 

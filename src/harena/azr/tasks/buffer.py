@@ -18,12 +18,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from harena.azr.config import BufferConfig
 from harena.azr.errors import TrainingError
 from harena.azr.tasks import kinds as tasks
+from harena.azr.tasks.forms import PAPER
 from harena.azr.tasks.kinds import Kind, Task, Triplet
 from harena.azr.tasks.task_kinds import TASK_KINDS
 from harena.errors import SpecError
 
+CAPACITY = BufferConfig().capacity
 MEMORY = 8
 """Programs that a buffer remembers as seen, for each that it holds: what left is not new again at once."""
 MAX_LINE = 1 << 20
@@ -47,7 +50,7 @@ class Entry:
 class Buffer:
     """One kind's tasks."""
 
-    def __init__(self, kind: Kind, *, capacity: int = 16_384) -> None:
+    def __init__(self, kind: Kind, *, capacity: int = CAPACITY) -> None:
         if capacity < 2:
             raise SpecError(f"capacity={capacity}: a buffer holds at least 2 tasks")
         self.kind = kind
@@ -143,13 +146,13 @@ class Buffer:
 class Buffers:
     """A buffer for each kind, seeded with the identity function."""
 
-    def __init__(self, *, capacity: int = 16_384) -> None:
+    def __init__(self, *, capacity: int = CAPACITY) -> None:
         self.kinds = {kind: Buffer(kind, capacity=capacity) for kind in Kind}
 
     def __getitem__(self, kind: Kind) -> Buffer:
         return self.kinds[kind]
 
-    def start(self, *, inputs: int = 10, rng: np.random.Generator) -> None:
+    def start(self, *, inputs: int = PAPER.inputs, rng: np.random.Generator) -> None:
         """inputs: how many a task that has several starts with."""
         for kind, buffer in self.kinds.items():
             buffer.add(TASK_KINDS[kind].identity(inputs), step=0, rng=rng)
