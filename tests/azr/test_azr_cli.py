@@ -25,9 +25,15 @@ torch = pytest.importorskip("torch")
 Capture = pytest.CaptureFixture[str]
 
 SMALL: dict[str, Any] = {
-    "batch": 3, "rollouts": 2, "seed_factor": 1, "seed_rounds": 1, "checkpoint_every": 1, "evaluate_every": 1,
-    "prompt": {"propose_tokens": 24, "solve_tokens": 12}, "engine": {"options": {"threads": 1}},
-}  # fmt: skip
+    "batch": 3,
+    "rollouts": 2,
+    "seed_factor": 1,
+    "seed_rounds": 1,
+    "checkpoint_every": 1,
+    "evaluate_every": 1,
+    "prompt": {"propose_tokens": 24, "solve_tokens": 12},
+    "engine": {"options": {"threads": 1}},
+}
 HOSTILE = "def f(a):\n\treturn '\x1b[2J\u202e' + a"
 
 
@@ -73,8 +79,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory, model: str, settings: str)
 
 def test_a_run_leaves_settings_journal_tasks_checkpoints_and_a_report(trained: Path) -> None:
     assert {path.name for path in trained.iterdir()} == {
-        "buffers", "checkpoints", "config.json", "journal.jsonl", "report.html",
-    }  # fmt: skip
+        "buffers",
+        "checkpoints",
+        "config.json",
+        "journal.jsonl",
+        "report.html",
+    }
     assert json.loads((trained / "config.json").read_text())["seed"] == 5
     kinds = [record["kind"] for record in journal.read(trained)]
     assert kinds[0] == "run"
@@ -166,11 +176,16 @@ def test_a_resumed_run_keeps_its_settings(capfd: Capture, trained: Path) -> None
 @pytest.mark.parametrize(
     "words",
     [
-        ["train", "--out", ""], ["train", "--out", "x", "--iterations", "-1"], ["eval", "--limit", "0"],
-        ["eval", "-k", "0"], ["pretrain", "--minutes", "0"], ["pretrain", "--minutes", "nan"],
-        ["propose", "--out", "x", "--count", "0"], ["propose", "--out", "x", "--count", "many"],
+        ["train", "--out", ""],
+        ["train", "--out", "x", "--iterations", "-1"],
+        ["eval", "--limit", "0"],
+        ["eval", "-k", "0"],
+        ["pretrain", "--minutes", "0"],
+        ["pretrain", "--minutes", "nan"],
+        ["propose", "--out", "x", "--count", "0"],
+        ["propose", "--out", "x", "--count", "many"],
     ],
-)  # fmt: skip
+)
 def test_a_value_that_makes_no_sense_is_refused_with_its_option(capfd: Capture, words: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         harena(*words)
@@ -318,8 +333,10 @@ def test_tasks_can_be_collected_from_a_server_without_learning(
     assert harena("propose", "--out", str(tmp_path / "tasks"), "--count", "4", "--rounds", "2", *server) == 0
     out = capfd.readouterr().out
     assert [line.split() for line in out.splitlines()[1:4]] == [
-        ["deduction", "4", "100%", "4"], ["abduction", "4", "100%", "4"], ["induction", "8", "0%", "1"],
-    ]  # fmt: skip
+        ["deduction", "4", "100%", "4"],
+        ["abduction", "4", "100%", "4"],
+        ["induction", "8", "0%", "1"],
+    ]
     assert re.search(r"no task because .*\n.*were asked for +8$", out, flags=re.M)
     assert harena("buffer", "show", str(tmp_path / "tasks"), "--kind", "abduction") == 0
     assert "f(4) == [4, 4]" in capfd.readouterr().out

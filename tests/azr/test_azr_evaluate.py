@@ -28,15 +28,28 @@ from harena.sandbox.pool import SandboxPool
 ITEMS = suite.tiny(per_cell=3)
 
 CRUX = [
-    {"code": "def f(a, b):\n    return {k: b for k in a}", "input": "['x', 'y'], (1, None)", "output": "{'x': (1, None), 'y': (1, None)}", "id": "s0"},
-    {"code": "def f(text):\n    return text.replace('\\n', '|')[::-1]", "input": "'ab\\ncd'", "output": "'dc|ba'", "id": "s1"},
+    {
+        "code": "def f(a, b):\n    return {k: b for k in a}",
+        "input": "['x', 'y'], (1, None)",
+        "output": "{'x': (1, None), 'y': (1, None)}",
+        "id": "s0",
+    },
+    {
+        "code": "def f(text):\n    return text.replace('\\n', '|')[::-1]",
+        "input": "'ab\\ncd'",
+        "output": "'dc|ba'",
+        "id": "s1",
+    },
     {"code": "def f(n):\n    return {n % 3, n % 5, n / 2}", "input": "7", "output": "{1, 2, 3.5}", "id": "s2"},
-]  # fmt: skip
+]
 
 ADD = CodeItem(
-    id="add", question="Add.", start="import math\n\ndef add(a, b):\n    '''The sum.'''\n",
-    tests="def check(f):\n    assert f(1, 2) == 3\n    assert f(-1, 1) == 0\ncheck(add)\n", solution="    return a + b\n",
-)  # fmt: skip
+    id="add",
+    question="Add.",
+    start="import math\n\ndef add(a, b):\n    '''The sum.'''\n",
+    tests="def check(f):\n    assert f(1, 2) == 3\n    assert f(-1, 1) == 0\ncheck(add)\n",
+    solution="    return a + b\n",
+)
 
 
 class Scripted:
@@ -219,11 +232,15 @@ def test_inputs_that_are_no_plain_values_earn_nothing(verifier: Verifier, crux: 
 @pytest.mark.parametrize(
     ("said", "verdict"),
     [
-        ("    return a + b", "ok"), ("    return a - b", "exit"), ("    return (", "exit"),
-        ("    import sys; sys.exit(0)", "early exit"), ("    import os; os._exit(0)", "early exit"),
-        ("    while True: pass", "time"), ("", "format"),
+        ("    return a + b", "ok"),
+        ("    return a - b", "exit"),
+        ("    return (", "exit"),
+        ("    import sys; sys.exit(0)", "early exit"),
+        ("    import os; os._exit(0)", "early exit"),
+        ("    while True: pass", "time"),
+        ("", "format"),
     ],
-)  # fmt: skip
+)
 def test_functions_are_judged_by_their_tests(
     pool: SandboxPool, monkeypatch: pytest.MonkeyPatch, said: str, verdict: str
 ) -> None:
@@ -255,15 +272,30 @@ def test_humaneval_comes_from_the_installed_package_as_data(pool: SandboxPool) -
 
 def test_humaneval_and_mbpp_are_read_from_a_path(tmp_path: Path, pool: SandboxPool) -> None:
     rows: dict[str, Any] = {
-        "task_id": "HumanEval/0", "prompt": ADD.start, "entry_point": "add", "canonical_solution": ADD.solution,
+        "task_id": "HumanEval/0",
+        "prompt": ADD.start,
+        "entry_point": "add",
+        "canonical_solution": ADD.solution,
         "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
-    }  # fmt: skip
+    }
     with gzip.open(tmp_path / "he.jsonl.gz", "wt") as file:
         file.write(json.dumps(rows))
     mbpp = [
-        {"task_id": 2, "text": "Add two numbers.", "code": "def add(a, b):\n    return a + b", "test_list": ["assert add(1, 2) == 3"], "test_setup_code": ""},
-        {"task_id": 3, "prompt": "Floor.", "code": "def g(a):\n    return math.floor(a)", "test_list": ["assert g(1.5) == 1"], "test_imports": ["import math"]},
-    ]  # fmt: skip
+        {
+            "task_id": 2,
+            "text": "Add two numbers.",
+            "code": "def add(a, b):\n    return a + b",
+            "test_list": ["assert add(1, 2) == 3"],
+            "test_setup_code": "",
+        },
+        {
+            "task_id": 3,
+            "prompt": "Floor.",
+            "code": "def g(a):\n    return math.floor(a)",
+            "test_list": ["assert g(1.5) == 1"],
+            "test_imports": ["import math"],
+        },
+    ]
     (tmp_path / "mbpp.jsonl").write_text("\n".join(map(json.dumps, mbpp)))
     (tmp_path / "sanitized.json").write_text(json.dumps(mbpp))
     human = public_sets.humaneval(tmp_path / "he.jsonl.gz")

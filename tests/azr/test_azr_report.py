@@ -23,14 +23,23 @@ HOSTILE = "def f(a):\n    return '</pre><script>document.title = \"owned\"</scri
 
 OF_KIND = {"count": 12, "reward": -0.1, "length": 30.0, "entropy": 0.3, "format_errors": 0.1}
 STEP: dict[str, Any] = {
-    "propose": {kind: {**OF_KIND, "valid": 0.5, "share": 0.4, "repeated": 0.2, "verdicts": {"ok": 6, "error": 3},
-                       "invalid": {"form: n <b>": 1, "error": 3}} for kind in KINDS},
+    "propose": {
+        kind: {
+            **OF_KIND,
+            "valid": 0.5,
+            "share": 0.4,
+            "repeated": 0.2,
+            "verdicts": {"ok": 6, "error": 3},
+            "invalid": {"form: n <b>": 1, "error": 3},
+        }
+        for kind in KINDS
+    },
     "solve": {kind: {**OF_KIND, "right": 0.4, "length": math.nan} for kind in KINDS},
     "diversity": {"unique_share": 0.9, "distance": 0.5, "programs": 12},
     "time": {"propose": 0.5, "wait_validate": 0.1, "update": 1.0, "total": 1.6},
     "buffer": {"deduction": 12, HOSTILE: 1},
     "update": {"policy_loss": 0.1, "grad_norm": 0.5},
-}  # fmt: skip
+}
 
 
 def score(value: float) -> dict[str, float]:

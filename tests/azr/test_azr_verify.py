@@ -174,7 +174,7 @@ NOT_PLAIN = (
     "from typing import Sequence\ndef f(x: (s := Sequence)):\n    return x",
     "import typing\ndef f(x):\n    return typing.List[x]",
     "def f(x):\n    def g():\n        try:\n            yield x\n        finally:\n            x.clear()\n    return next(g())",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("program", PLAIN)

@@ -145,14 +145,25 @@ def test_a_line_that_was_cut_short_is_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["[]", "{}", "nonsense", '{"program": 1, "input": "", "output": "", "step": 0, "share": null}', '{"program": "", "pairs": [[1, 2]], "message": "", "step": 0, "share": null}',
-     '{"program": "", "input": "", "output": "", "step": "1", "share": null}', "[" * 100_000,
-     '{"program": "", "input": "", "output": "", "step": -1, "share": null}', '{"program": "", "input": "", "output": "", "step": 1, "share": NaN}',
-     '{"program": "", "input": "", "output": "", "step": 1, "share": 1e999}', '{"program": "", "input": "", "output": "", "step": 1, "share": true}',
-     '{"program": "", "pairs": [], "message": "", "step": 0, "share": null}', '{"program": "", "pairs": [["1", "2"]], "message": "", "step": 0, "share": null}',
-     '{"program": "", "pairs": ["12", "34"], "message": "", "step": 0, "share": null}', '{"program": "", "pairs": {"12": 1, "34": 1}, "message": "", "step": 0, "share": null}',
-     '{"program": "\\ud800", "input": "", "output": "", "step": 1, "share": null}'],
-)  # fmt: skip
+    [
+        "[]",
+        "{}",
+        "nonsense",
+        '{"program": 1, "input": "", "output": "", "step": 0, "share": null}',
+        '{"program": "", "pairs": [[1, 2]], "message": "", "step": 0, "share": null}',
+        '{"program": "", "input": "", "output": "", "step": "1", "share": null}',
+        "[" * 100_000,
+        '{"program": "", "input": "", "output": "", "step": -1, "share": null}',
+        '{"program": "", "input": "", "output": "", "step": 1, "share": NaN}',
+        '{"program": "", "input": "", "output": "", "step": 1, "share": 1e999}',
+        '{"program": "", "input": "", "output": "", "step": 1, "share": true}',
+        '{"program": "", "pairs": [], "message": "", "step": 0, "share": null}',
+        '{"program": "", "pairs": [["1", "2"]], "message": "", "step": 0, "share": null}',
+        '{"program": "", "pairs": ["12", "34"], "message": "", "step": 0, "share": null}',
+        '{"program": "", "pairs": {"12": 1, "34": 1}, "message": "", "step": 0, "share": null}',
+        '{"program": "\\ud800", "input": "", "output": "", "step": 1, "share": null}',
+    ],
+)
 def test_a_file_that_holds_something_else_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "d.jsonl"
     filled(1).keep_in(path)

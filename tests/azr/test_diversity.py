@@ -86,12 +86,26 @@ def test_huge_trees_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("1", "int"), ("-1.5", "float"), ("True", "bool"), ("None", "None"), ("'a'", "str"), ("b''", "bytes"),
-        ("[]", "list"), ("[1, 2]", "list[int]"), ("[1, 'a']", "list[mixed]"), ("{1}", "set[int]"), ("set()", "set"),
-        ("(1, 'a')", "tuple[int, str]"), ("1, 'a'", "tuple[int, str]"), ("{'a': [1]}", "dict[str, list[int]]"),
-        ("[[[[[[1]]]]]]", "list[list[list[list[list[...]]]]]"), ("f(1)", "?"), ("1 +", "?"), ("", "?"),
+        ("1", "int"),
+        ("-1.5", "float"),
+        ("True", "bool"),
+        ("None", "None"),
+        ("'a'", "str"),
+        ("b''", "bytes"),
+        ("[]", "list"),
+        ("[1, 2]", "list[int]"),
+        ("[1, 'a']", "list[mixed]"),
+        ("{1}", "set[int]"),
+        ("set()", "set"),
+        ("(1, 'a')", "tuple[int, str]"),
+        ("1, 'a'", "tuple[int, str]"),
+        ("{'a': [1]}", "dict[str, list[int]]"),
+        ("[[[[[[1]]]]]]", "list[list[list[list[list[...]]]]]"),
+        ("f(1)", "?"),
+        ("1 +", "?"),
+        ("", "?"),
     ],
-)  # fmt: skip
+)
 def test_types_are_read_from_the_syntax(text: str, name: str) -> None:
     assert diversity.literal_type(text) == name
 

@@ -139,13 +139,18 @@ def small(path: Path, arch: str, *, twice: bool = False) -> tuple[Path, dict[str
         return RNG.normal(size=shape).astype(np.float32)
 
     hf = {
-        "model.embed_tokens.weight": draw(6, 16), "model.norm.weight": draw(16),
-        "model.layers.0.input_layernorm.weight": draw(16), "model.layers.0.post_attention_layernorm.weight": draw(16),
-        "model.layers.0.self_attn.q_proj.weight": draw(16, 16), "model.layers.0.self_attn.k_proj.weight": draw(8, 16),
-        "model.layers.0.self_attn.v_proj.weight": draw(8, 16), "model.layers.0.self_attn.o_proj.weight": draw(16, 16),
-        "model.layers.0.mlp.gate_proj.weight": draw(8, 16), "model.layers.0.mlp.up_proj.weight": draw(8, 16),
+        "model.embed_tokens.weight": draw(6, 16),
+        "model.norm.weight": draw(16),
+        "model.layers.0.input_layernorm.weight": draw(16),
+        "model.layers.0.post_attention_layernorm.weight": draw(16),
+        "model.layers.0.self_attn.q_proj.weight": draw(16, 16),
+        "model.layers.0.self_attn.k_proj.weight": draw(8, 16),
+        "model.layers.0.self_attn.v_proj.weight": draw(8, 16),
+        "model.layers.0.self_attn.o_proj.weight": draw(16, 16),
+        "model.layers.0.mlp.gate_proj.weight": draw(8, 16),
+        "model.layers.0.mlp.up_proj.weight": draw(8, 16),
         "model.layers.0.mlp.down_proj.weight": draw(16, 8),
-    }  # fmt: skip
+    }
 
     def permuted(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
         return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
@@ -162,12 +167,21 @@ def small(path: Path, arch: str, *, twice: bool = False) -> tuple[Path, dict[str
             value = permuted(value, 4 if "q" in theirs else 2)
         stored[f"blk.0.{theirs}"] = value
     metadata = {
-        "general.architecture": arch, f"{arch}.block_count": 1, f"{arch}.embedding_length": 16, f"{arch}.attention.head_count": 4,
-        f"{arch}.attention.head_count_kv": 2, f"{arch}.feed_forward_length": 8, f"{arch}.rope.freq_base": 10000.0,
-        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": TOKENS, "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.token_type": [1, 1, 1, 1, 3, 1],
+        "general.architecture": arch,
+        f"{arch}.block_count": 1,
+        f"{arch}.embedding_length": 16,
+        f"{arch}.attention.head_count": 4,
+        f"{arch}.attention.head_count_kv": 2,
+        f"{arch}.feed_forward_length": 8,
+        f"{arch}.rope.freq_base": 10000.0,
+        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.token_type": [1, 1, 1, 1, 3, 1],
         "tokenizer.ggml.eos_token_id": 4,
-    }  # fmt: skip
+    }
     return write(path, metadata, stored), hf
 
 
@@ -227,9 +241,12 @@ def test_rows_are_read_where_blocks_begin(tmp_path: Path) -> None:
 def test_only_control_tokens_end_a_text() -> None:
     pytest.importorskip("tokenizers")
     about = {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "</s>", "<|im_end|>", "<|endoftext|>"],
-        "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": [1, 1, 3, 3], "tokenizer.ggml.eos_token_id": 2,
-    }  # fmt: skip
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "</s>", "<|im_end|>", "<|endoftext|>"],
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.token_type": [1, 1, 3, 3],
+        "tokenizer.ggml.eos_token_id": 2,
+    }
     assert gguf.tokenizer_of(about)[1] == [2, 3]
     del about["tokenizer.ggml.eos_token_id"], about["tokenizer.ggml.token_type"]
     with pytest.raises(SpecError, match="no token that ends"):

@@ -69,9 +69,24 @@ def test_an_answer_is_never_evaluated_in_our_process(verifier: Verifier, tmp_pat
 
 @pytest.mark.parametrize(
     "answer",
-    ["1) or (True", "3) == f(3", "3)) or ((4", "*[3]", "x=3", "**{'x': 3}", "3 if True else 3", "3\n)\n+(4", "f(3)", "",
-     "(lambda: 3)()", "[3 for _ in '1'][0]", "3 and 3", "1+2", "4 == 4"],
-)  # fmt: skip
+    [
+        "1) or (True",
+        "3) == f(3",
+        "3)) or ((4",
+        "*[3]",
+        "x=3",
+        "**{'x': 3}",
+        "3 if True else 3",
+        "3\n)\n+(4",
+        "f(3)",
+        "",
+        "(lambda: 3)()",
+        "[3 for _ in '1'][0]",
+        "3 and 3",
+        "1+2",
+        "4 == 4",
+    ],
+)
 def test_an_abduction_answer_that_is_code_earns_nothing(verifier: Verifier, answer: str) -> None:
     [grade] = solve(verifier, Kind.ABDUCTION, answer)
     assert not grade.right
@@ -220,8 +235,29 @@ def test_the_same_as_proposals_harm_nobody(verifier: Verifier) -> None:
     assert all(one.task == TASK for one in found[1::2])
 
 
-DECEIVING = ("4.0", "True", "'4'", "(4,)", "[4]", "{4}", "4j", "04", "0x4 or 4", "float('nan')", "1e999", "-1e999", "nan", "...",
-             "__import__('os')", "4 #\n", "[" * 500, "-" * 5000 + "4", "9" * 5000, "'" + "a" * 20000 + "'", "")  # fmt: skip
+DECEIVING = (
+    "4.0",
+    "True",
+    "'4'",
+    "(4,)",
+    "[4]",
+    "{4}",
+    "4j",
+    "04",
+    "0x4 or 4",
+    "float('nan')",
+    "1e999",
+    "-1e999",
+    "nan",
+    "...",
+    "__import__('os')",
+    "4 #\n",
+    "[" * 500,
+    "-" * 5000 + "4",
+    "9" * 5000,
+    "'" + "a" * 20000 + "'",
+    "",
+)
 
 
 def test_a_deduction_answer_is_right_by_type_and_value_only(verifier: Verifier) -> None:

@@ -117,9 +117,13 @@ def in_a_process(program: str, folder: Path, **environment: str) -> str:
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'harena[wandb]'")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=100, check=False,
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
         env=kept | {"HOME": str(folder)} | environment,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -72,13 +72,25 @@ def test_a_swallowed_timeout_is_no_induction_answer(verifier: Verifier) -> None:
     [
         ("    try:\n        return len([0] * 10 ** 11)\n    except Exception:\n        return -1", Verdict.MEMORY),
         ("    try:\n        return len([0] * 10 ** 11)\n    finally:\n        return -1", Verdict.MEMORY),
-        ("    r = 0\n    try:\n        [0] * 10 ** 11\n    except* Exception:\n        r = -1\n    return r", Verdict.MEMORY),
-        ("    def g(n):\n        return g(n + 1)\n    try:\n        return g(0)\n    except Exception:\n        return -1", Verdict.ERROR),
-        ("    def g(n):\n        try:\n            return g(n + 1)\n        except:\n            return 7\n    return g(0)", Verdict.ERROR),
+        (
+            "    r = 0\n    try:\n        [0] * 10 ** 11\n    except* Exception:\n        r = -1\n    return r",
+            Verdict.MEMORY,
+        ),
+        (
+            "    def g(n):\n        return g(n + 1)\n    try:\n        return g(0)\n    except Exception:\n        return -1",
+            Verdict.ERROR,
+        ),
+        (
+            "    def g(n):\n        try:\n            return g(n + 1)\n        except:\n            return 7\n    return g(0)",
+            Verdict.ERROR,
+        ),
         ("    try:\n        return [][x]\n    except IndexError:\n        return -1", Verdict.OK),
-        ("    try:\n        return x // 0\n    except Exception as e:\n        return str(e)\n    finally:\n        x = 2", Verdict.OK),
+        (
+            "    try:\n        return x // 0\n    except Exception as e:\n        return str(e)\n    finally:\n        x = 2",
+            Verdict.OK,
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_limits_that_a_program_caught_count_too(
     verifier: Verifier, prefix: str, body: str, verdict: Verdict
 ) -> None:
@@ -136,7 +148,7 @@ LOOKS_AROUND = {
     "processes": "import email.utils as e\ndef f(x):\n    return len([n for n in e.os.listdir('/proc') if n.isdigit()])",
     "processor time": "import email.utils as e\ndef f(x):\n    return int(e.os.times().user)",
     "cores": "import email.utils as e\ndef f(x):\n    return e.os.cpu_count()",
-}  # fmt: skip
+}
 
 
 def test_what_a_program_sees_around_it_is_no_output(verifier: Verifier) -> None:

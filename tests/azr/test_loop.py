@@ -123,10 +123,18 @@ def test_the_same_seed_gives_the_same_run_and_another_another(verifier: Verifier
 
 @pytest.mark.parametrize(
     "odd",
-    [{"rng": 5}, {"rng": {"bit_generator": "X"}}, {"number": "x"}, {"number": None}, {"baselines": [1]}, {"buffers": {}},
-     {"buffers": 3}, {"buffers": {str(kind): {"entries": 5, "seen": []} for kind in Kind}},
-     {"buffers": {str(kind): {"entries": [], "seen": 5} for kind in Kind}}],
-)  # fmt: skip
+    [
+        {"rng": 5},
+        {"rng": {"bit_generator": "X"}},
+        {"number": "x"},
+        {"number": None},
+        {"baselines": [1]},
+        {"buffers": {}},
+        {"buffers": 3},
+        {"buffers": {str(kind): {"entries": 5, "seen": []} for kind in Kind}},
+        {"buffers": {str(kind): {"entries": [], "seen": 5} for kind in Kind}},
+    ],
+)
 def test_a_state_that_is_not_as_it_should_be_is_refused(verifier: Verifier, odd: dict[str, Any]) -> None:
     one, _ = trainer(verifier)
     state = one.state()

@@ -17,9 +17,17 @@ SMALL = m.ModelConfig(vocab=61, width=32, layers=2, heads=4, kv_heads=2, head_di
 def theirs(kind: str, **extra: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     shape = {
-        "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "intermediate_size": 48, "rope_theta": 5000.0, "rms_norm_eps": 1e-5, "max_position_embeddings": 64, **extra,
-    }  # fmt: skip
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "rope_theta": 5000.0,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 64,
+        **extra,
+    }
     torch.manual_seed(3)
     if kind == "qwen2":
         model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))

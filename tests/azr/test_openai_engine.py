@@ -61,12 +61,16 @@ def completions(body: dict[str, Any]) -> dict[str, Any]:
     return {
         "choices": [
             {
-                "index": n, "text": f"{body['prompt']}#{n}", "finish_reason": "stop", "logprobs": logprobs,
-                "token_ids": [1, 2], "prompt_token_ids": [7],
+                "index": n,
+                "text": f"{body['prompt']}#{n}",
+                "finish_reason": "stop",
+                "logprobs": logprobs,
+                "token_ids": [1, 2],
+                "prompt_token_ids": [7],
             }
             for n in range(body["n"])
         ]
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -163,9 +167,20 @@ def test_a_refused_request_is_not_repeated_and_its_reason_is_safe_to_print(serve
 
 @pytest.mark.parametrize(
     "answer",
-    [b"<html>", b"[" * 100_000, b"7", {}, {"choices": 3}, {"choices": []}, {"choices": [{}]}, {"choices": [{"text": 3}]},
-     {"choices": ["x"]}, {"choices": [{"text": "a"}, {"text": "b"}]}, {"choices": [{"text": "a" * 1_200_000}]}],
-)  # fmt: skip
+    [
+        b"<html>",
+        b"[" * 100_000,
+        b"7",
+        {},
+        {"choices": 3},
+        {"choices": []},
+        {"choices": [{}]},
+        {"choices": [{"text": 3}]},
+        {"choices": ["x"]},
+        {"choices": [{"text": "a"}, {"text": "b"}]},
+        {"choices": [{"text": "a" * 1_200_000}]},
+    ],
+)
 def test_nonsense_from_a_server_is_an_error_of_the_server(server: Server, answer: Any) -> None:
     server.answer = lambda body, _: (200, answer)
     with pytest.raises(ServerError):
@@ -174,9 +189,18 @@ def test_nonsense_from_a_server_is_an_error_of_the_server(server: Server, answer
 
 @pytest.mark.parametrize(
     "logprobs",
-    [None, 3, {"token_logprobs": ["x"]}, {"token_logprobs": [None]}, {"token_logprobs": 1}, {"token_logprobs": [10**400]},
-     {"token_logprobs": [float("nan")]}, {"token_logprobs": [float("-inf")]}, {"content": [{"logprob": -(10**400)}]}],
-)  # fmt: skip
+    [
+        None,
+        3,
+        {"token_logprobs": ["x"]},
+        {"token_logprobs": [None]},
+        {"token_logprobs": 1},
+        {"token_logprobs": [10**400]},
+        {"token_logprobs": [float("nan")]},
+        {"token_logprobs": [float("-inf")]},
+        {"content": [{"logprob": -(10**400)}]},
+    ],
+)
 def test_log_probabilities_that_are_none_are_left_out(server: Server, logprobs: Any) -> None:
     server.answer = lambda body, _: (200, {"choices": [{"text": "a", "logprobs": logprobs, "token_ids": ["1"]}]})
     ((one,),) = engine(server).generate([request("p")], Sampling(seed=1))
@@ -185,10 +209,15 @@ def test_log_probabilities_that_are_none_are_left_out(server: Server, logprobs: 
 
 @pytest.mark.parametrize(
     ("head", "drop"),
-    [(b"HTTP/1.1 200 OK\r\nContent-Length: 150\r\n\r\n", b" "), (b"HTTP/1.1 200 OK\r\n", b"A: b\r\n"),
-     (b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"), (b"", b"H")],
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 150\r\n\r\n", b" "),
+        (b"HTTP/1.1 200 OK\r\n", b"A: b\r\n"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (b"", b"H"),
+    ],
     ids=["a body", "headers", "interim answers", "chunks", "a status"],
-)  # fmt: skip
+)
 def test_an_answer_that_drips_is_not_waited_for(head: bytes, drop: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=drip, args=(listening, head, drop))

@@ -99,9 +99,15 @@ def test_a_transformers_folder_loads(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     config = transformers.Qwen2Config(
-        vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, intermediate_size=8,
-        tie_word_embeddings=False, eos_token_id=3,
-    )  # fmt: skip
+        vocab_size=8,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=8,
+        tie_word_embeddings=False,
+        eos_token_id=3,
+    )
     reference = transformers.Qwen2ForCausalLM(config).eval()
     reference.save_pretrained(tmp_path)
     backend = tokenizers.Tokenizer(

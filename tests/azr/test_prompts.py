@@ -171,9 +171,16 @@ def test_the_papers_answers_are_read() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["```output\n4\n```", "hm<answer>```output\n4\n```", f"{THINKING}4", f"{THINKING}```input\n4\n```", f"{THINKING}```output\n4",
-     f"{THINKING}```output\n4\n```</answer> and more", f"{THINKING}<answer>```output\n4\n```"],
-)  # fmt: skip
+    [
+        "```output\n4\n```",
+        "hm<answer>```output\n4\n```",
+        f"{THINKING}4",
+        f"{THINKING}```input\n4\n```",
+        f"{THINKING}```output\n4",
+        f"{THINKING}```output\n4\n```</answer> and more",
+        f"{THINKING}<answer>```output\n4\n```",
+    ],
+)
 def test_the_papers_form_is_asked_for_strictly(text: str) -> None:
     assert isinstance(prompts.parse_solve(Kind.DEDUCTION, text, profile=PAPER), FormatError)
 

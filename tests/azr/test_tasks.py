@@ -119,9 +119,21 @@ def test_reading_any_text_gives_a_value_or_our_error(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("1", "True"), ("1", "1.0"), ("0.0", "-0.0"), ("[1]", "(1,)"), ("'1'", "b'1'"), ("{1: 2}", "{1: 2.0}"), ("{1}", "{True}"),
-     ("{1: 0}", "{True: 0}"), ("[1, 2]", "[2, 1]"), ("0.1", "0.10000000000000002"), ("None", "False"), ("{}", "set()")],
-)  # fmt: skip
+    [
+        ("1", "True"),
+        ("1", "1.0"),
+        ("0.0", "-0.0"),
+        ("[1]", "(1,)"),
+        ("'1'", "b'1'"),
+        ("{1: 2}", "{1: 2.0}"),
+        ("{1}", "{True}"),
+        ("{1: 0}", "{True: 0}"),
+        ("[1, 2]", "[2, 1]"),
+        ("0.1", "0.10000000000000002"),
+        ("None", "False"),
+        ("{}", "set()"),
+    ],
+)
 def test_values_that_python_or_a_reader_may_take_for_equal_are_not_the_same(one: str, other: str) -> None:
     assert not literals.same(literals.read(one), literals.read(other))
 
@@ -136,10 +148,39 @@ def test_how_a_value_is_written_does_not_count(one: str, other: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["1e999", "-1e999", "nan", "inf", "...", "f()", "[x]", "lambda: 0", "1 + 1", "-'a'", "not 1", "{[]}", "{[]: 1}", "{**{}}", "[*[]]",
-     "9" * 5000, "0x" + "f" * 2000, "[" * 40 + "]" * 40, "(" * 3000, "-" * 9000 + "1", "'a" , "a" * 20_000, "f'{1}'", "1 if 1 else 2", "`1`", "\0",
-     "1j", "1 + 2j", "-True", "\ud800"],
-)  # fmt: skip
+    [
+        "1e999",
+        "-1e999",
+        "nan",
+        "inf",
+        "...",
+        "f()",
+        "[x]",
+        "lambda: 0",
+        "1 + 1",
+        "-'a'",
+        "not 1",
+        "{[]}",
+        "{[]: 1}",
+        "{**{}}",
+        "[*[]]",
+        "9" * 5000,
+        "0x" + "f" * 2000,
+        "[" * 40 + "]" * 40,
+        "(" * 3000,
+        "-" * 9000 + "1",
+        "'a",
+        "a" * 20_000,
+        "f'{1}'",
+        "1 if 1 else 2",
+        "`1`",
+        "\0",
+        "1j",
+        "1 + 2j",
+        "-True",
+        "\ud800",
+    ],
+)
 def test_what_is_no_literal_is_refused(text: str) -> None:
     with pytest.raises(LiteralError):
         literals.read(text)

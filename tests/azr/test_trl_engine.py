@@ -106,11 +106,13 @@ def test_rows_go_back_in_the_order_of_the_dataset() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"advantage": {"algorithm": "rae"}}, "trr"), ({"advantage": {"baseline": "token"}}, "trr"),
-        ({"update": {"mini_batch": 7}}, "mini_batch"), ({"learn_rollouts": True}, "learn_rollouts"),
+        ({"advantage": {"algorithm": "rae"}}, "trr"),
+        ({"advantage": {"baseline": "token"}}, "trr"),
+        ({"update": {"mini_batch": 7}}, "mini_batch"),
+        ({"learn_rollouts": True}, "learn_rollouts"),
         ({"batch": 1, "update": {"mini_batch": 6}}, "at least 2"),
     ],
-)  # fmt: skip
+)
 def test_what_trl_cannot_express_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(SpecError, match=text):
         trl_engine.check(settings(**changes))
@@ -228,12 +230,16 @@ def test_vllm_is_asked_as_trl_keeps_it(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"vllm": "colocate"}, "not installed"), ({"vllm": "yes"}, "colocate or server"),
-        ({"vllm_tensor_parallel_size": 2}, "set vllm"), ({"vllm": "colocate", "vllm_cats": 2}, "vllm_cats"),
-        ({"threads": 2}, "knows gradient_checkpointing, micro_batch, rows, vllm"), ({"micro_batch": 5}, "micro_batch=5"),
-        ({"rows": "many"}, "rows='many'"), ({"rows": 0}, "rows >= 1"),
+        ({"vllm": "colocate"}, "not installed"),
+        ({"vllm": "yes"}, "colocate or server"),
+        ({"vllm_tensor_parallel_size": 2}, "set vllm"),
+        ({"vllm": "colocate", "vllm_cats": 2}, "vllm_cats"),
+        ({"threads": 2}, "knows gradient_checkpointing, micro_batch, rows, vllm"),
+        ({"micro_batch": 5}, "micro_batch=5"),
+        ({"rows": "many"}, "rows='many'"),
+        ({"rows": 0}, "rows >= 1"),
     ],
-)  # fmt: skip
+)
 def test_options_that_cannot_be_had_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], text: str
 ) -> None:
@@ -271,8 +277,9 @@ def test_the_command_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest
         torch.nn.init.normal_(value, std=0.3)
     weights.save(tmp_path / "own.safetensors", own, codec)
     small = trl_worker.SETTINGS | {
-        "engine": {"name": "trl", "device": "cpu", "model": str(tmp_path / "own.safetensors")}, "evaluate_tasks": 1,
-    }  # fmt: skip
+        "engine": {"name": "trl", "device": "cpu", "model": str(tmp_path / "own.safetensors")},
+        "evaluate_tasks": 1,
+    }
     (tmp_path / "small.json").write_text(json.dumps(small))
     out = ["--out", str(tmp_path / "run")]
     assert cli.main(["azr", "train", "--config", str(tmp_path / "small.json"), "--iterations", "1", *out]) == 0

@@ -15,9 +15,16 @@ pytest.importorskip("trl", reason="trl is not installed: pip install 'harena[trl
 pytestmark = pytest.mark.filterwarnings("default")  # transformers and what it imports warn about themselves
 
 TEXTS = [
-    "", "def f(x, n):\n    return x[::-1] + 12\nf('abc', 2)\n\n", "\t  x = {'a': 1}  # ```python\r\n", "f('é ü 😀 \u2028')",
-    "an <end> and a <pad> in <answer> text", "returning", "    " * 5, "!=== <=<=", "\x00\x7f",
-]  # fmt: skip
+    "",
+    "def f(x, n):\n    return x[::-1] + 12\nf('abc', 2)\n\n",
+    "\t  x = {'a': 1}  # ```python\r\n",
+    "f('é ü 😀 \u2028')",
+    "an <end> and a <pad> in <answer> text",
+    "returning",
+    "    " * 5,
+    "!=== <=<=",
+    "\x00\x7f",
+]
 
 
 @pytest.mark.parametrize("text", TEXTS)

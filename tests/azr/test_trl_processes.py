@@ -37,11 +37,14 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(out)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [sys.executable, str(WORKER), str(out)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             env=os.environ | common | {"RANK": rank, "LOCAL_RANK": rank},
         )
         for rank in "01"
-    ]  # fmt: skip
+    ]
     try:
         said = [process.communicate(timeout=LIMIT_S)[0] for process in started]
     finally:
@@ -78,9 +81,16 @@ def test_the_first_process_alone_writes_the_journal(both: tuple[Path, list[dict[
     records = journal.read(out / "run")
     kinds = [(record["kind"], record.get("iteration")) for record in records if record["kind"] != "sample"]
     assert kinds == [
-        ("run", None), ("seed", None), ("eval", 0), ("step", 1), ("update", 1), ("eval", 1), ("step", 2), ("update", 2),
+        ("run", None),
+        ("seed", None),
+        ("eval", 0),
+        ("step", 1),
+        ("update", 1),
+        ("eval", 1),
+        ("step", 2),
+        ("update", 2),
         ("eval", 2),
-    ]  # fmt: skip
+    ]
     assert (out / "run" / "report.html").exists()
     assert (out / "run" / trl_engine.MODEL / "model.safetensors").exists()
 

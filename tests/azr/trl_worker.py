@@ -21,10 +21,16 @@ from harena.azr.engines import trl_engine, trl_writer
 from harena.azr.loop import Trainer
 
 SETTINGS: dict[str, Any] = {
-    "iterations": 2, "batch": 4, "rollouts": 2, "seed_factor": 1, "seed_rounds": 1, "evaluate_every": 1,
-    "prompt": {"propose_tokens": 10, "solve_tokens": 6}, "update": {"mini_batch": 12, "learning_rate": 1e-3},
+    "iterations": 2,
+    "batch": 4,
+    "rollouts": 2,
+    "seed_factor": 1,
+    "seed_rounds": 1,
+    "evaluate_every": 1,
+    "prompt": {"propose_tokens": 10, "solve_tokens": 6},
+    "update": {"mini_batch": 12, "learning_rate": 1e-3},
     "engine": {"name": "trl", "model": "random", "device": "cpu", "options": {"micro_batch": 6, "rows": 16}},
-}  # fmt: skip
+}
 
 
 def settings(**changes: Any) -> Config:
@@ -50,9 +56,16 @@ def model() -> Any:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     shape = transformers.Qwen2Config(
-        vocab_size=258, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=512, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=258,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
     return transformers.Qwen2ForCausalLM(shape)
 
 

@@ -134,12 +134,14 @@ def _train(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(
             {
-                "folder": str(folder), "iterations": outcome.iterations, "seconds": outcome.seconds,
+                "folder": str(folder),
+                "iterations": outcome.iterations,
+                "seconds": outcome.seconds,
                 "before": outcome.before.as_json() if outcome.before else None,
                 "after": outcome.after.as_json() if outcome.after else None,
                 "last": outcome.last.metrics if outcome.last else None,
             }
-        )  # fmt: skip
+        )
         return OK
     print(show.training(outcome.before, outcome.after, outcome.last))
     print(f"\n{outcome.iterations} iterations, {outcome.seconds:.0f} s{_waiting(outcome.last)}")
@@ -288,9 +290,12 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
     if args.engine == "openai":
         options = {"url": args.server, "chat": args.chat}
     return EngineConfig(
-        name=args.engine, model=args.model or "default", device=args.device or "auto", dtype=args.dtype or "auto",
+        name=args.engine,
+        model=args.model or "default",
+        device=args.device or "auto",
+        dtype=args.dtype or "auto",
         options=options,
-    )  # fmt: skip
+    )
 
 
 def _propose(args: argparse.Namespace) -> int:
@@ -309,9 +314,14 @@ def _propose(args: argparse.Namespace) -> int:
         "propose_tokens": args.max_new or (few.propose_tokens if name == "compact" else configs.LONG_TOKENS),
     }
     config = configs.read(
-        None, profile="laptop", seed=args.seed, batch=batch, seed_factor=-(-args.count // batch),
-        seed_rounds=args.rounds, prompt=prompt,
-    )  # fmt: skip
+        None,
+        profile="laptop",
+        seed=args.seed,
+        batch=batch,
+        seed_factor=-(-args.count // batch),
+        seed_rounds=args.rounds,
+        prompt=prompt,
+    )
     config = dataclasses.replace(config, engine=_engine_config(args))
     run.check_free(Path(args.out))  # before a model is loaded
     try:
@@ -324,10 +334,13 @@ def _propose(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(
             {
-                "folder": args.out, "tasks": found.tasks, "proposals": seen.proposals, "valid": seen.valid,
+                "folder": args.out,
+                "tasks": found.tasks,
+                "proposals": seen.proposals,
+                "valid": seen.valid,
                 "invalid": seen.invalid,
             }
-        )  # fmt: skip
+        )
         return OK
     rows = [
         (kind, str(seen.proposals[kind]), f"{seen.valid[kind] / max(1, seen.proposals[kind]):.0%}", str(count))
@@ -411,9 +424,14 @@ def _pretrain(args: argparse.Namespace) -> int:
         raise SpecError(f"{out} is there already: remove it, or give another --out")
     torch_driver.check_device(args.device)
     settings = pretrain.PretrainSettings(
-        seed=args.seed, size=args.size, device=args.device, minutes=args.minutes, steps=args.steps,
-        workers=args.workers, **_gpu_sizes(args.device),
-    )  # fmt: skip
+        seed=args.seed,
+        size=args.size,
+        device=args.device,
+        minutes=args.minutes,
+        steps=args.steps,
+        workers=args.workers,
+        **_gpu_sizes(args.device),
+    )
 
     def told(now: pretrain.Progress) -> None:
         rate = now.tokens / max(now.seconds, 1e-9)

@@ -26,9 +26,11 @@ def train(command: argparse.ArgumentParser) -> None:
     command.add_argument("--engine", choices=ENGINES, help=f"what writes and learns ({DEFAULT}). {listed(TRAINING)}")
     command.add_argument("--resume", action="store_true", help="go on with the run in --out")
     command.add_argument(
-        "--eval-tasks", type=_count, metavar="N",
+        "--eval-tasks",
+        type=_count,
+        metavar="N",
         help=f"held-out tasks of each kind and grade ({Config().evaluate_tasks}); 0 measures nothing",
-    )  # fmt: skip
+    )
     command.add_argument("--tensorboard", action="store_true", help="also write TensorBoard's event files")
     command.add_argument("--wandb", metavar="PROJECT", help="also log to Weights & Biases, over the network")
     command.add_argument("--json", action="store_true", help="print the results as JSON")

@@ -152,9 +152,14 @@ def settings_of(folder: Path) -> Config:
 
 
 def train(
-    folder: Path, config: Config, make: MakeEngine, *, sinks: Sequence[Sink] = (), resume: bool = False,
+    folder: Path,
+    config: Config,
+    make: MakeEngine,
+    *,
+    sinks: Sequence[Sink] = (),
+    resume: bool = False,
     say: Say = silent,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Runs to `config.iterations`."""
     started = time.perf_counter()
     if not resume:
@@ -189,9 +194,13 @@ def train(
             raise KeyboardInterrupt
         report.write(folder)
     return Outcome(
-        folder=folder, iterations=trainer.number, before=before, after=after, last=last,
+        folder=folder,
+        iterations=trainer.number,
+        before=before,
+        after=after,
+        last=last,
         seconds=time.perf_counter() - started,
-    )  # fmt: skip
+    )
 
 
 class Patience:
@@ -237,9 +246,14 @@ class Run:
     def begin(self) -> None:
         settings = configs.as_dict(self.config)
         self.log.write(
-            "run", profile=self.config.profile, seed=self.config.seed, engine=self.config.engine.name,
-            model=self.config.engine.model, python=platform.python_version(), config=settings,
-        )  # fmt: skip
+            "run",
+            profile=self.config.profile,
+            seed=self.config.seed,
+            engine=self.config.engine.name,
+            model=self.config.engine.model,
+            python=platform.python_version(),
+            config=settings,
+        )
         self.trainer.buffers.keep_in(self.folder / BUFFERS)
         seeding = _seeded(self.trainer, self.log, lambda text: self.say(f"seeding, {text}"))
         wanted = self.config.batch * self.config.seed_factor

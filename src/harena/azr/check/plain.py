@@ -48,16 +48,23 @@ _MODULES: dict[str, frozenset[str]] = {
 
 _FORBIDDEN_ATTRIBUTES = frozenset(
     {
-        "format", "format_map",  # read attributes whose names are in a text
+        "format",
+        "format_map",  # read attributes whose names are in a text
         "obj",  # of an AttributeError: whatever it was
         "with_traceback",
     }
-)  # fmt: skip
+)
 _FRAME_PREFIXES = ("gi_", "cr_", "ag_", "f_", "tb_", "co_")
 
 _FORBIDDEN_NODES = (
-    ast.ClassDef, ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await, ast.With, ast.MatchClass,
-)  # fmt: skip
+    ast.ClassDef,
+    ast.AsyncFunctionDef,
+    ast.AsyncFor,
+    ast.AsyncWith,
+    ast.Await,
+    ast.With,
+    ast.MatchClass,
+)
 
 
 def nodes_of(tree: ast.AST) -> list[ast.AST]:
@@ -103,8 +110,16 @@ def _ends_a_generator(kinds: set[type[ast.AST]]) -> bool:
 
 
 _ANNOTATION_NODES = (
-    ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.BinOp, ast.BitOr, ast.Load,
-)  # fmt: skip
+    ast.Name,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Tuple,
+    ast.List,
+    ast.Constant,
+    ast.BinOp,
+    ast.BitOr,
+    ast.Load,
+)
 
 
 def _has_typing_in_annotations_only(nodes: Sequence[ast.AST]) -> bool:
@@ -130,13 +145,40 @@ def _has_typing_in_annotations_only(nodes: Sequence[ast.AST]) -> bool:
 
 
 _SETS = frozenset(
-    {"set", "frozenset", "hash", "id", "eval", "exec", "getattr", "globals", "vars", "literal_eval", "__import__",
-     "__builtins__"}
-)  # fmt: skip
+    {
+        "set",
+        "frozenset",
+        "hash",
+        "id",
+        "eval",
+        "exec",
+        "getattr",
+        "globals",
+        "vars",
+        "literal_eval",
+        "__import__",
+        "__builtins__",
+    }
+)
 _SET_METHODS = frozenset(
-    {"keys", "items", "union", "intersection", "difference", "symmetric_difference", "literal_eval", "mro",
-     "__hash__", "__subclasses__", "__globals__", "__dict__", "__base__", "__bases__", "__mro__"}
-)  # fmt: skip
+    {
+        "keys",
+        "items",
+        "union",
+        "intersection",
+        "difference",
+        "symmetric_difference",
+        "literal_eval",
+        "mro",
+        "__hash__",
+        "__subclasses__",
+        "__globals__",
+        "__dict__",
+        "__base__",
+        "__bases__",
+        "__mro__",
+    }
+)
 
 
 def may_depend_on_hashes(nodes: Sequence[ast.AST]) -> bool:

@@ -137,9 +137,11 @@ class TrlEngine:
         words = [order.sampling.seed, order.number, self.ranks.index]
         writer = trl_writer.of(self.trainer, self.tokenizer)
         written = writer.write(
-            [order.prompts[at] for at in places], [order.limits[at] for at in places], order.sampling,
+            [order.prompts[at] for at in places],
+            [order.limits[at] for at in places],
+            order.sampling,
             seed=int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1)),
-        )  # fmt: skip
+        )
         return written[: len(mine)]
 
 
@@ -257,19 +259,39 @@ def arguments(folder: Path, config: Config, *, processes: int = 1) -> Any:
     if options.vllm:
         trls |= {"use_vllm": True, "vllm_mode": options.vllm}
     return trl.GRPOConfig(
-        output_dir=str(folder / CHECKPOINTS), seed=config.seed, use_cpu=on_cpu,
-        bf16=not on_cpu and config.engine.dtype in ("bfloat16", "bf16"), max_steps=config.iterations * steps,
-        per_device_train_batch_size=micro, gradient_accumulation_steps=own // micro,
-        generation_batch_size=total, num_generations=config.batch, num_iterations=update.epochs,
-        shuffle_dataset=False, max_completion_length=max(config.prompt.propose_tokens, config.prompt.solve_tokens),
-        temperature=config.temperature, scale_rewards="group", loss_type="dapo" if update.token_mean else "grpo",
-        beta=update.kl, epsilon=update.clip, entropy_coef=update.entropy, learning_rate=update.learning_rate,
-        lr_scheduler_type="linear" if config.anneal else "constant", max_grad_norm=update.max_grad_norm,
-        gradient_checkpointing=options.gradient_checkpointing, report_to=[], logging_strategy="steps", logging_steps=1,
+        output_dir=str(folder / CHECKPOINTS),
+        seed=config.seed,
+        use_cpu=on_cpu,
+        bf16=not on_cpu and config.engine.dtype in ("bfloat16", "bf16"),
+        max_steps=config.iterations * steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=own // micro,
+        generation_batch_size=total,
+        num_generations=config.batch,
+        num_iterations=update.epochs,
+        shuffle_dataset=False,
+        max_completion_length=max(config.prompt.propose_tokens, config.prompt.solve_tokens),
+        temperature=config.temperature,
+        scale_rewards="group",
+        loss_type="dapo" if update.token_mean else "grpo",
+        beta=update.kl,
+        epsilon=update.clip,
+        entropy_coef=update.entropy,
+        learning_rate=update.learning_rate,
+        lr_scheduler_type="linear" if config.anneal else "constant",
+        max_grad_norm=update.max_grad_norm,
+        gradient_checkpointing=options.gradient_checkpointing,
+        report_to=[],
+        logging_strategy="steps",
+        logging_steps=1,
         # One more than ours: TRL removes an old one before we have noted the new one.
-        save_strategy="steps", save_steps=steps * config.checkpoint_every, save_total_limit=config.keep_checkpoints + 1,
-        ddp_find_unused_parameters=False, disable_tqdm=True, **trls,
-    )  # fmt: skip
+        save_strategy="steps",
+        save_steps=steps * config.checkpoint_every,
+        save_total_limit=config.keep_checkpoints + 1,
+        ddp_find_unused_parameters=False,
+        disable_tqdm=True,
+        **trls,
+    )
 
 
 def _on_cpu(config: Config) -> bool:
@@ -339,9 +361,15 @@ class _Session:
 
 
 def train(
-    folder: Path, config: Config, *, sinks: Sequence[Sink] = (), resume: bool = False, say: Say = silent,
-    model: Any = None, tokenizer: Any = None,
-) -> Outcome | None:  # fmt: skip
+    folder: Path,
+    config: Config,
+    *,
+    sinks: Sequence[Sink] = (),
+    resume: bool = False,
+    say: Say = silent,
+    model: Any = None,
+    tokenizer: Any = None,
+) -> Outcome | None:
     """As run.train; None in all processes but the first. `model` and `tokenizer`: transformers' objects, instead of
     what config.engine.model names."""
     started = time.perf_counter()
@@ -370,9 +398,13 @@ def train(
         return None
     report.write(folder)
     return Outcome(
-        folder=folder, iterations=session.play.trainer.number, before=session.before, after=after, last=session.last,
+        folder=folder,
+        iterations=session.play.trainer.number,
+        before=session.before,
+        after=after,
+        last=session.last,
         seconds=time.perf_counter() - started,
-    )  # fmt: skip
+    )
 
 
 class TrlDriver:
@@ -405,10 +437,14 @@ def _trainer(folder: Path, session: _Session, model: Any) -> Any:
 
     config, engine = session.config, session.engine
     made = trl.GRPOTrainer(
-        model=model, args=arguments(folder, config, processes=engine.ranks.count), processing_class=engine.tokenizer,
-        reward_funcs=[rewards_of], rollout_func=session.rollout, callbacks=[Watch()],
+        model=model,
+        args=arguments(folder, config, processes=engine.ranks.count),
+        processing_class=engine.tokenizer,
+        reward_funcs=[rewards_of],
+        rollout_func=session.rollout,
+        callbacks=[Watch()],
         train_dataset=datasets.Dataset.from_list([{"prompt": _row(*pair)} for pair in groups(config)]),
-    )  # fmt: skip
+    )
     made.remove_callback(transformers.PrinterCallback)  # stdout is for the results
     return made
 

@@ -49,13 +49,21 @@ def _own(name: str) -> tuple[Any, Any]:
         raise SpecError(f"--model {name}: the trl engine knows our own models of Qwen2's form only")
     made = transformers.Qwen2ForCausalLM(
         transformers.Qwen2Config(
-            vocab_size=shape.vocab, hidden_size=shape.width, intermediate_size=shape.feed,
-            num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-            head_dim=shape.head_dim, rms_norm_eps=shape.norm_eps, tie_word_embeddings=shape.tied,
+            vocab_size=shape.vocab,
+            hidden_size=shape.width,
+            intermediate_size=shape.feed,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            rms_norm_eps=shape.norm_eps,
+            tie_word_embeddings=shape.tied,
             rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-            bos_token_id=None, eos_token_id=list(codec.eos), pad_token_id=codec.pad,
+            bos_token_id=None,
+            eos_token_id=list(codec.eos),
+            pad_token_id=codec.pad,
         )
-    )  # fmt: skip
+    )
     found = made.load_state_dict(_their_names(model.state_dict(), shape), strict=False)
     lacking = set(found.missing_keys) - ({"lm_head.weight"} if shape.tied else set())
     if lacking or found.unexpected_keys:
@@ -67,9 +75,11 @@ def _their_names(state: Mapping[str, Any], shape: Any) -> dict[str, Any]:
     """Our weights under transformers' names: the reverse of model.from_hf_state."""
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     plain = {
-        "out": "self_attn.o_proj", "down": "mlp.down_proj", "before": "input_layernorm",
+        "out": "self_attn.o_proj",
+        "down": "mlp.down_proj",
+        "before": "input_layernorm",
         "between": "post_attention_layernorm",
-    }  # fmt: skip
+    }
     theirs = {"model.embed_tokens.weight": state["embed.weight"], "model.norm.weight": state["norm.weight"]}
     for number in range(shape.layers):
         to = f"model.layers.{number}."

@@ -81,9 +81,15 @@ class Transformers:
         model.eval()
         try:
             return model.generate(
-                input_ids=ids, attention_mask=mask, max_new_tokens=max_new, do_sample=not sampling.greedy,
-                logits_processor=[recorder], pad_token_id=pad, **plain, **stops,
-            )  # fmt: skip
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=max_new,
+                do_sample=not sampling.greedy,
+                logits_processor=[recorder],
+                pad_token_id=pad,
+                **plain,
+                **stops,
+            )
         finally:
             model.train(was_training)
 
@@ -150,9 +156,15 @@ class Vllm:
 
 
 def completion(
-    tokenizer: Any, prompt: Sequence[int], row: Sequence[int], logprobs: Sequence[float], stop: Sequence[str], *,
-    ends: Sequence[int], entropies: Sequence[float] = (),
-) -> Completion:  # fmt: skip
+    tokenizer: Any,
+    prompt: Sequence[int],
+    row: Sequence[int],
+    logprobs: Sequence[float],
+    stop: Sequence[str],
+    *,
+    ends: Sequence[int],
+    entropies: Sequence[float] = (),
+) -> Completion:
     length, finished = end_of(tokenizer, row, stop, ends=ends)
     return Completion(
         prompt_ids=tuple(prompt),

@@ -36,10 +36,30 @@ BLOCK = 64
 
 
 def _kernel(
-    q, keys, values, last_places, out, scale,
-    q_row, q_head, q_group, k_row, k_head, k_place, v_row, v_head, v_place, o_row, o_head, o_group,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    q,
+    keys,
+    values,
+    last_places,
+    out,
+    scale,
+    q_row,
+    q_head,
+    q_group,
+    k_row,
+    k_head,
+    k_place,
+    v_row,
+    v_head,
+    v_place,
+    o_row,
+    o_head,
+    o_group,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
     last = tl.load(last_places + row)
@@ -75,11 +95,24 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
     rows, heads, group, dim = q.shape
     out = torch.empty((rows, heads, group, dim), device=q.device, dtype=q.dtype)
     _launch()[(rows * heads,)](
-        q, keys, values, at, out, dim**-0.5,
-        *q.stride()[:3], *keys.stride()[:3], *values.stride()[:3], *out.stride()[:3],
-        HEADS=heads, GROUP=group, PADDED=max(16, 1 << (group - 1).bit_length()), DIM=dim, BLOCK=BLOCK,
-        num_warps=4, num_stages=3,
-    )  # fmt: skip
+        q,
+        keys,
+        values,
+        at,
+        out,
+        dim**-0.5,
+        *q.stride()[:3],
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        *out.stride()[:3],
+        HEADS=heads,
+        GROUP=group,
+        PADDED=max(16, 1 << (group - 1).bit_length()),
+        DIM=dim,
+        BLOCK=BLOCK,
+        num_warps=4,
+        num_stages=3,
+    )
     return out
 
 

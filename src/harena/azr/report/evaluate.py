@@ -85,10 +85,14 @@ class Evaluation:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "suite": self.suite, "k": self.k, "samples": self.samples, "seconds": self.seconds,
+            "suite": self.suite,
+            "k": self.k,
+            "samples": self.samples,
+            "seconds": self.seconds,
             "scores": {name: score.as_json() for name, score in self.scores.items()},
-            "verdicts": self.verdicts, "right": self.right,
-        }  # fmt: skip
+            "verdicts": self.verdicts,
+            "right": self.right,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +105,14 @@ class _Judged:
 
 
 def evaluate(
-    generator: Generator, verifier: Verifier, items: Sequence[Item], how: How, *, suite: str = "tiny",
+    generator: Generator,
+    verifier: Verifier,
+    items: Sequence[Item],
+    how: How,
+    *,
+    suite: str = "tiny",
     progress: Progress | None = None,
-) -> Evaluation:  # fmt: skip
+) -> Evaluation:
     started = time.perf_counter()
     asked = [prompts.render_solve(item.kind, item.task, profile=how.profile) for item in items]
     groups = _generate(generator, asked, how, how.profile.stop, progress)
@@ -147,9 +156,14 @@ def failing_golds(verifier: Verifier, items: Sequence[Item]) -> dict[str, str]:
 
 
 def evaluate_code(
-    generator: Generator, pool: SandboxPool, items: Sequence[CodeItem], how: How, *, suite: str,
+    generator: Generator,
+    pool: SandboxPool,
+    items: Sequence[CodeItem],
+    how: How,
+    *,
+    suite: str,
     progress: Progress | None = None,
-) -> Evaluation:  # fmt: skip
+) -> Evaluation:
     started = time.perf_counter()
     stop = CODE_STOP if how.profile.name == "compact" else how.profile.stop
     groups = _generate(generator, [_code_prompt(item, how.profile) for item in items], how, stop, progress)
@@ -219,9 +233,13 @@ def _generate(
 
 
 def _summary(
-    suite: str, ids: Sequence[str], labels: Sequence[Sequence[str]], judged: Sequence[Sequence[_Judged]], how: How,
+    suite: str,
+    ids: Sequence[str],
+    labels: Sequence[Sequence[str]],
+    judged: Sequence[Sequence[_Judged]],
+    how: How,
     started: float,
-) -> Evaluation:  # fmt: skip
+) -> Evaluation:
     right = [sum(one.right for one in group) for group in judged]
     by_label: dict[str, list[int]] = {}
     for names, count in zip(labels, right, strict=True):

@@ -200,18 +200,30 @@ def _cells(point: Point) -> str:
 def _self_play(steps: Sequence[Record]) -> str:
     charts = [
         _shares("Valid proposals", steps, _by_kind("propose", "valid")),
-        _shares("Solve rate in self-play", steps, _by_kind("propose", "share"),
-               note="Of the tasks just proposed: how well the two roles are matched, not how good the model is."),
+        _shares(
+            "Solve rate in self-play",
+            steps,
+            _by_kind("propose", "share"),
+            note="Of the tasks just proposed: how well the two roles are matched, not how good the model is.",
+        ),
         _chart("Reward", steps, _by_role("reward"), y_label="mean reward"),
         _chart("Length of responses", steps, _by_role("length"), y_label="tokens", bottom=0.0),
-        _shares("Tasks to learn from", steps, _by_kind("propose", "learnable"),
-               note="Of the tasks whose difficulty was measured, those solved sometimes and not always."),
-        _shares("Diversity of valid proposals", steps, _diversity,
-               note="Unique programs, the mean distance of their syntax trees, and programs that were seen before."),
+        _shares(
+            "Tasks to learn from",
+            steps,
+            _by_kind("propose", "learnable"),
+            note="Of the tasks whose difficulty was measured, those solved sometimes and not always.",
+        ),
+        _shares(
+            "Diversity of valid proposals",
+            steps,
+            _diversity,
+            note="Unique programs, the mean distance of their syntax trees, and programs that were seen before.",
+        ),
         _chart("Entropy of the policy", steps, _by_role("entropy"), y_label="nats a token", bottom=0.0),
         _shares("Answers of the wrong form", steps, _by_role("format_errors")),
         _chart("Tasks kept", steps, lambda step: _numbers(_map(step, "buffer")), y_label="tasks", bottom=0.0),
-    ]  # fmt: skip
+    ]
     return _section("Self-play", charts)
 
 
@@ -250,17 +262,25 @@ def _machine(steps: Sequence[Record]) -> str:
     verdicts = [(step["iteration"], _verdicts(step, "propose")) for step in thin]
     answers = [(step["iteration"], _verdicts(step, "solve", "samples")) for step in thin]
     charts = [
-        _card("Time per phase", plot.stacked(times, x_label="iteration", y_label="seconds"),
-              "Checks run while the model writes; the phases that begin with wait are what they add."),
+        _card(
+            "Time per phase",
+            plot.stacked(times, x_label="iteration", y_label="seconds"),
+            "Checks run while the model writes; the phases that begin with wait are what they add.",
+        ),
         _reasons(steps),
         _card("What became of the proposals", plot.stacked(verdicts, x_label="iteration", y_label="proposals")),
         _card("What became of the answers", plot.stacked(answers, x_label="iteration", y_label="answers")),
         *(
-            _chart(f"Update: {name}", steps, lambda step, name=name: {name: _number(_map(step, "update").get(name))},
-                   y_label=name, bottom=bottom)
+            _chart(
+                f"Update: {name}",
+                steps,
+                lambda step, name=name: {name: _number(_map(step, "update").get(name))},
+                y_label=name,
+                bottom=bottom,
+            )
             for name, bottom in UPDATE.items()
         ),
-    ]  # fmt: skip
+    ]
     return _section("Machine", charts)
 
 
@@ -308,9 +328,15 @@ def _section(title: str, charts: Iterable[str]) -> str:
 
 
 def _chart(
-    title: str, steps: Sequence[Record], pick: Pick, *, y_label: str, bottom: float | None = None,
-    top: float | None = None, note: str = "",
-) -> str:  # fmt: skip
+    title: str,
+    steps: Sequence[Record],
+    pick: Pick,
+    *,
+    y_label: str,
+    bottom: float | None = None,
+    top: float | None = None,
+    note: str = "",
+) -> str:
     curves: dict[str, list[Point]] = {}
     for step in steps:
         for name, number in pick(step).items():

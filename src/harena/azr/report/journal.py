@@ -186,9 +186,13 @@ class Wandb:
         known = {key: value for key, value in _QUIET.items() if key in wandb.Settings.model_fields}
         try:
             self._run: Any = wandb.init(
-                project=project, dir=str(folder), name=name, group=name, config=dict(config),
+                project=project,
+                dir=str(folder),
+                name=name,
+                group=name,
+                config=dict(config),
                 settings=wandb.Settings(**known),
-            )  # fmt: skip
+            )
         except wandb.Error as error:
             why = " ".join(str(error).split())
             raise JournalError(f"Weights & Biases: {why} (WANDB_MODE=offline needs no server)") from error
@@ -201,9 +205,16 @@ class Wandb:
 
 
 _QUIET = {
-    "console": "off", "disable_code": True, "disable_git": True, "host": "-", "quiet": True,
-    "x_save_requirements": False, "x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True,
-}  # fmt: skip
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "host": "-",
+    "quiet": True,
+    "x_save_requirements": False,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_disable_machine_info": True,
+}
 """What keeps wandb from sending more than it is given; those with x_ are its own to change."""
 
 

@@ -27,9 +27,14 @@ Series = Mapping[str, Sequence[Point]]
 
 
 def lines(
-    series: Series, *, x_label: str, y_label: str, top: float | None = None, bottom: float | None = None,
+    series: Series,
+    *,
+    x_label: str,
+    y_label: str,
+    top: float | None = None,
+    bottom: float | None = None,
     within: tuple[float, float] = (-math.inf, math.inf),
-) -> str:  # fmt: skip
+) -> str:
     """Curves with the intervals of their points as bands. `top`, `bottom`: ends of the axis that are fixed; `within`:
     what it never goes beyond."""
     points = [point for curve in series.values() for point in curve if math.isfinite(point.y)]

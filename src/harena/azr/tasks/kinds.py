@@ -237,9 +237,23 @@ def _bound_by(node: ast.AST) -> tuple[str, ...]:
 
 
 _BLOCKS = frozenset(
-    {ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.For, ast.AsyncFor, ast.While,
-     ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.ExceptHandler, ast.match_case}
-)  # fmt: skip
+    {
+        ast.Module,
+        ast.FunctionDef,
+        ast.AsyncFunctionDef,
+        ast.ClassDef,
+        ast.If,
+        ast.For,
+        ast.AsyncFor,
+        ast.While,
+        ast.With,
+        ast.AsyncWith,
+        ast.Try,
+        ast.TryStar,
+        ast.ExceptHandler,
+        ast.match_case,
+    }
+)
 
 
 class _Renamed(ast.NodeTransformer):
