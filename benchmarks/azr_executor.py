@@ -24,13 +24,13 @@ from typing import Any
 
 from harena.azr import config as configs
 from harena.azr import environment
-from harena.azr.check.verify import Attempt, Verdict, Verifier
+from harena.azr.check.verify import Attempt, TaskVerdict, TaskVerifier
 from harena.azr.engines import torch_driver
-from harena.azr.engines.protocol import Completion, Engine, OnDone, Request, Sampling
+from harena.azr.engines.protocol import Completion, CompletionRequest, Engine, OnDone, Sampling
 from harena.azr.loop import Trainer
 from harena.azr.report import evaluate
 from harena.azr.tasks import programs
-from harena.azr.tasks.kinds import InductionTask, Kind, Proposal, Triplet
+from harena.azr.tasks.kinds import InductionTask, Proposal, TaskKind, Triplet
 from harena.azr.tasks.suite import Item
 from harena.sandbox.bench import Row, table
 
@@ -50,8 +50,8 @@ def examples(count: int, *, inputs: int = 1, seed: int = 0) -> list[programs.Exa
 def proposals(count: int, *, seed: int = 0) -> list[Proposal]:
     """A third of each kind, as a step has them."""
     made: list[Proposal] = []
-    for kind in Kind:
-        inputs = INPUTS if kind is Kind.INDUCTION else 1
+    for kind in TaskKind:
+        inputs = INPUTS if kind is TaskKind.INDUCTION else 1
         for one in examples(count // 3, inputs=inputs, seed=seed):
             made.append(Proposal(kind=kind, program=one.program, inputs=one.inputs, message=one.message))
     return made
@@ -59,12 +59,12 @@ def proposals(count: int, *, seed: int = 0) -> list[Proposal]:
 
 def tasks(count: int, *, seed: int = 1) -> list[Item]:
     made: list[Item] = []
-    for kind in Kind:
-        for one in examples(count // 3, inputs=INPUTS if kind is Kind.INDUCTION else 1, seed=seed):
+    for kind in TaskKind:
+        for one in examples(count // 3, inputs=INPUTS if kind is TaskKind.INDUCTION else 1, seed=seed):
             pairs = tuple(zip(one.inputs, one.outputs, strict=True))
             task = (
                 InductionTask(program=one.program, message="", pairs=pairs)
-                if kind is Kind.INDUCTION
+                if kind is TaskKind.INDUCTION
                 else Triplet(program=one.program, input=pairs[0][0], output=pairs[0][1])
             )
             made.append(Item(id="", kind=kind, task=task))
@@ -89,7 +89,7 @@ def in_turns(own: Callable[[], int], other: Callable[[], int]) -> tuple[float, f
 # ---- ours ----
 
 
-def validations(verifier: Verifier, batch: Sequence[Proposal]) -> int:
+def validations(verifier: TaskVerifier, batch: Sequence[Proposal]) -> int:
     if not all(one.ok for one in verifier.validate(batch)):
         raise RuntimeError("a valid program was refused")
     return len(batch)
@@ -98,25 +98,25 @@ def validations(verifier: Verifier, batch: Sequence[Proposal]) -> int:
 def apart(batch: Sequence[Proposal]) -> float:
     """What `executor: {share: false}` costs."""
     settings = configs.read(profile="laptop", executor={"share": False}).executor.settings()
-    with Verifier(settings=settings) as verifier:
+    with TaskVerifier(settings=settings) as verifier:
         verifier.validate(batch[:30])
         started = time.perf_counter()
         return validations(verifier, batch) / (time.perf_counter() - started)
 
 
-def gradings(verifier: Verifier, batch: Sequence[Attempt]) -> int:
+def gradings(verifier: TaskVerifier, batch: Sequence[Attempt]) -> int:
     if not all(one.right for one in verifier.grade(batch)):
         raise RuntimeError("a right answer was refused")
     return len(batch)
 
 
-def step_s(verifier: Verifier, step: Sequence[Proposal], graded: Sequence[Attempt], loops: int) -> float:
+def step_s(verifier: TaskVerifier, step: Sequence[Proposal], graded: Sequence[Attempt], loops: int) -> float:
     """Seconds for all checks of a step: its proposals, then its answers."""
     started = time.perf_counter()
     found = verifier.validate(step)
     grades = verifier.grade(graded)
     took = time.perf_counter() - started
-    hung = sum(one.verdict is Verdict.TIME for one in found)
+    hung = sum(one.verdict is TaskVerdict.TIME for one in found)
     if hung != loops or not all(one.right for one in grades):
         raise RuntimeError(f"{hung} of {loops} infinite loops were found, or a right answer was refused")
     return took
@@ -151,7 +151,7 @@ class Poisoned:
         self.step, self.state, self.load = engine.step, engine.state, engine.load
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone | None = None
+        self, requests: Sequence[CompletionRequest], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         def spoiled(index: int, completions: list[Completion]) -> None:
             asked = requests[index].prompt
@@ -166,7 +166,7 @@ class Poisoned:
 def iterations(model: str, *, quick: bool) -> list[Row]:
     config = configs.read(profile="laptop")
     config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, model=model))
-    with Verifier(settings=config.executor.settings()) as verifier:
+    with TaskVerifier(settings=config.executor.settings()) as verifier:
         clean, poisoned = (
             Trainer(Poisoned(torch_driver.engine_of(config), every), verifier, config)
             for every in (0, LOOP_EVERY * 2 // 3)  # two of three kinds are about new programs
@@ -197,14 +197,14 @@ def measure(*, quick: bool, model: str | None, say: Callable[[str], object]) -> 
     count = 384 if quick else 1536
     batch, items = proposals(count), tasks(2 * count)
     answers = attempts(items)
-    executed = [one for one in answers if one.answer.kind is not Kind.DEDUCTION]
+    executed = [one for one in answers if one.answer.kind is not TaskKind.DEDUCTION]
     jobs = [(one.program, one.inputs, 4) for one in batch]
     asked = [(one.task.program, evaluated_inputs(one), 1) for one in executed]
     rows: list[Row] = []
     # The processes first: a fork of a process with threads would be asking for trouble.
     with ProcessPoolExecutor() as pool:
         bare(pool, jobs[:64])
-        with Verifier(settings=configs.read(profile="laptop").executor.settings()) as verifier:
+        with TaskVerifier(settings=configs.read(profile="laptop").executor.settings()) as verifier:
             verifier.validate(batch[:30])
             say("measuring validations …")
             own, other = in_turns(lambda: validations(verifier, batch), lambda: bare(pool, jobs))
@@ -231,14 +231,14 @@ def evaluated_inputs(attempt: Attempt) -> tuple[str, ...]:
     return (attempt.task.input,)
 
 
-def loops(verifier: Verifier) -> list[Row]:
+def loops(verifier: TaskVerifier) -> list[Row]:
     """The checks of one laptop step (6×32, n=8): 96 proposals, 96×8 sampled and 96 trained answers."""
     step = proposals(96, seed=2)
     graded = attempts(tasks(96 * 9, seed=3))
     poisoned = list(step)
     places = range(3, 96, LOOP_EVERY)
     for place in places:
-        poisoned[place] = Proposal(kind=Kind.DEDUCTION, program=LOOP, inputs=(str(place),))
+        poisoned[place] = Proposal(kind=TaskKind.DEDUCTION, program=LOOP, inputs=(str(place),))
     clean = min(step_s(verifier, step, graded, 0) for _ in range(ROUNDS))
     slow = min(step_s(verifier, poisoned, graded, len(places)) for _ in range(ROUNDS))
     return [

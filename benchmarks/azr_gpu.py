@@ -65,7 +65,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         import torch
 
-        from harena.azr.model.decoder import Model, ModelConfig
+        from harena.azr.model.decoder import DecoderModel, ModelConfig
 
         self.args = args
         self.torch = torch
@@ -80,7 +80,7 @@ class Bench:
         config = ModelConfig(**SHAPES[args.shape])
         with torch.device(self.device):
             torch.manual_seed(0)
-            self.model = Model(config).to(self.dtype)
+            self.model = DecoderModel(config).to(self.dtype)
             for parameter in self.model.parameters():
                 if parameter.dim() > 1:
                     torch.nn.init.normal_(parameter, std=0.03)
@@ -160,7 +160,7 @@ class Bench:
     def check(self) -> None:
         """Greedy tokens of the fast paths against those of the plain one, and log probabilities against a full pass."""
         torch = self.torch
-        from harena.azr.engines.protocol import Request, Sampling
+        from harena.azr.engines.protocol import CompletionRequest, Sampling
         from harena.azr.learn.learner import token_stats
         from harena.azr.model import flash
 
@@ -168,7 +168,7 @@ class Bench:
             off = flash.disagreement(self.config, self.device, self.dtype)
             self.note("attention kernel, relative error", off, "")
         prompts = [" ".join(str(1 + (7 * n + k) % (self.config.vocab - 1)) for k in range(20 + n)) for n in range(40)]
-        requests = [Request(prompt=prompt, n=1, max_new=24) for prompt in prompts]
+        requests = [CompletionRequest(prompt=prompt, n=1, max_new=24) for prompt in prompts]
         variants = {"plain": {"graphs": False, "kernel": False, "fuse": False}}
         if self.is_cuda:
             variants |= {
@@ -247,11 +247,11 @@ class Bench:
         self.note(f"one step, {name}, batch {rows}, context {places}", seconds * 1e3, "ms", tokens_s=rows / seconds)
 
     def requests(self, rows: int, prompt: int, new: int, n: int = 1) -> list[Any]:
-        from harena.azr.engines.protocol import Request
+        from harena.azr.engines.protocol import CompletionRequest
 
         torch = self.torch
         ids = torch.randint(1, self.config.vocab, (rows, prompt), generator=torch.Generator().manual_seed(0)).tolist()
-        return [Request(prompt=" ".join(map(str, row)), n=n, max_new=new) for row in ids]
+        return [CompletionRequest(prompt=" ".join(map(str, row)), n=n, max_new=new) for row in ids]
 
     def generate_timed(self, engine: Any, requests: list[Any], name: str, **more: Any) -> None:
         from harena.azr.engines.protocol import Sampling
@@ -360,10 +360,12 @@ class Bench:
 
     def update_timed(self, engine: Any, completions: list[Any], mini_batch: int) -> float:
         from harena.azr.engines.protocol import Rollout, Update
-        from harena.azr.tasks.kinds import Kind, Role
+        from harena.azr.tasks.kinds import Role, TaskKind
 
         learnt = [
-            Rollout(completion=one, role=Role.SOLVE, kind=Kind.DEDUCTION, reward=1.0, advantage=1.0 if k % 2 else -1.0)
+            Rollout(
+                completion=one, role=Role.SOLVE, kind=TaskKind.DEDUCTION, reward=1.0, advantage=1.0 if k % 2 else -1.0
+            )
             for k, one in enumerate(completions)
         ]
         started = time.perf_counter()
@@ -416,7 +418,7 @@ class Bench:
         from azr_train import build
 
         from harena.azr import config as settings
-        from harena.azr.check.verify import Verifier
+        from harena.azr.check.verify import TaskVerifier
         from harena.azr.engines import torch_engine
         from harena.azr.loop import Trainer
 
@@ -432,7 +434,7 @@ class Bench:
         engine = torch_engine.build(model=self.args.init, device=self.device.type, dtype=dtype, options=options)
         self.note("loading the model", time.perf_counter() - started, "s")
         longest = 0.0
-        with Verifier(settings=config.executor.settings()) as verifier:
+        with TaskVerifier(settings=config.executor.settings()) as verifier:
             trainer = Trainer(engine, verifier, config)
             for number in range(1, self.args.steps + 1):
                 if self.left() < max(longest * 1.3, 30.0 if self.is_cuda else 1.0):

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(args.seed)
     if args.threads:
         torch.set_num_threads(args.threads)
-    from harena.azr.check.verify import Verifier
+    from harena.azr.check.verify import TaskVerifier
     from harena.azr.engines import torch_engine
     from harena.azr.loop import Trainer
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     config = config_of(args)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    with Verifier(settings=config.executor.settings()) as verifier:
+    with TaskVerifier(settings=config.executor.settings()) as verifier:
         setup = Setup(args, engine, verifier, Trainer(engine, verifier, config))
         seeding = seed(setup)
         questions = fixed_questions(setup)
@@ -165,13 +165,13 @@ def measured(setup: Setup, questions: list[tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def proposals(setup: Setup, questions: list[tuple[Any, Any]]) -> dict[str, Any]:
-    from harena.azr.engines.protocol import Request, Sampling
+    from harena.azr.engines.protocol import CompletionRequest, Sampling
     from harena.azr.tasks import prompts
     from harena.azr.tasks.kinds import FormatError, program_digest
 
     args, form = setup.args, setup.trainer.form
     requests = [
-        Request(prompt=prompts.render_propose(kind, references, profile=form), max_new=args.propose_tokens)
+        CompletionRequest(prompt=prompts.render_propose(kind, references, profile=form), max_new=args.propose_tokens)
         for kind, references in questions
     ]
     sampling = Sampling(seed=args.seed + 2, temperature=args.temperature, stop=form.stop)
@@ -206,11 +206,11 @@ def cruxeval(setup: Setup) -> dict[str, Any]:
     """Greedy, each program once as O (deduction) and once as I (abduction)."""
     from harena.azr.report import evaluate
     from harena.azr.tasks import public_sets, suite
-    from harena.azr.tasks.kinds import Kind
+    from harena.azr.tasks.kinds import TaskKind
 
     args = setup.args
     items = public_sets.cruxeval(args.cruxeval)
-    names = {Kind.DEDUCTION: "CRUXEval-O", Kind.ABDUCTION: "CRUXEval-I"}
+    names = {TaskKind.DEDUCTION: "CRUXEval-O", TaskKind.ABDUCTION: "CRUXEval-I"}
     chosen = [item for kind in names for item in suite.thinned([one for one in items if one.kind is kind], args.items)]
     how = evaluate.How(profile=setup.trainer.form, max_new=args.solve_tokens, seed=0)
     found = evaluate.evaluate(setup.engine, setup.verifier, chosen, how, suite="cruxeval")

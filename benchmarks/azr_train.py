@@ -56,7 +56,7 @@ def pretrain(args: argparse.Namespace) -> None:
     say("pretrain", settings)
     with log.open("w", encoding="utf-8") as file:
 
-        def report(progress: p.Progress) -> None:
+        def report(progress: p.PretrainProgress) -> None:
             file.write(json.dumps(dataclasses.asdict(progress)) + "\n")
             file.flush()
             rate = progress.tokens / max(1e-9, progress.seconds)
@@ -67,11 +67,11 @@ def pretrain(args: argparse.Namespace) -> None:
         torch.cuda.empty_cache()
     say(f"saved {out}: {out.stat().st_size:,} bytes")
     if args.per_cell:
-        from harena.azr.check.verify import Verifier
+        from harena.azr.check.verify import TaskVerifier
         from harena.azr.engines import torch_engine
 
         engine = torch_engine.build(model=str(out), device=device, dtype=dtype_of(args, device))
-        with Verifier() as verifier:
+        with TaskVerifier() as verifier:
             scores = held_out(engine, verifier, args.per_cell, args.seed)
         print(score_table({"pretrained": scores}))
         out.with_suffix(".scores.json").write_text(json.dumps(scores, indent=1))
@@ -93,7 +93,7 @@ def selfplay(args: argparse.Namespace) -> None:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     torch.set_num_threads(max(1, min(args.threads, len(os.sched_getaffinity(0)))))
     from harena.azr import checkpoint
-    from harena.azr.check.verify import Verifier
+    from harena.azr.check.verify import TaskVerifier
     from harena.azr.engines import torch_engine
     from harena.azr.model import weights
     from harena.azr.model.tokenizer import ByteTokenizer
@@ -110,7 +110,7 @@ def selfplay(args: argparse.Namespace) -> None:
     say(args.variant, args.seed, f"{engine.model.parameter_count():,} parameters on {device}")
     budget = args.minutes * 60
     held_back = suite.digests(suite.tiny(per_cell=args.per_cell, seed=args.suite_seed))
-    with Verifier(config.executor.settings(), held_out=held_back) as verifier:
+    with TaskVerifier(config.executor.settings(), held_out=held_back) as verifier:
         learner = Frozen(engine) if args.variant == "frozen" else engine
         trainer = trainer_of(args.variant, learner, verifier, config)
         place = checkpoint.latest(work / "checkpoints")
@@ -196,9 +196,9 @@ def trainer_of(variant: str, engine: Any, verifier: Any, config: Any) -> Any:
     from random import Random
 
     from harena.azr.learn import metrics
-    from harena.azr.loop import Clock, Iteration, Question, Trainer
+    from harena.azr.loop import Iteration, PhaseClock, Question, Trainer
     from harena.azr.tasks import corpus, programs
-    from harena.azr.tasks.kinds import Kind
+    from harena.azr.tasks.kinds import TaskKind
 
     if not variant.startswith("rlvr"):
         return Trainer(engine, verifier, config)
@@ -208,7 +208,7 @@ def trainer_of(variant: str, engine: Any, verifier: Any, config: Any) -> Any:
 
         def iterate(self) -> Iteration:
             self.number += 1
-            clock = Clock()
+            clock = PhaseClock()
             rng = Random(self.config.seed * 1_000_003 + self.number)
             questions = [
                 Question(kind=kind, task=self._drawn(kind, rng), samples=self.config.rollouts)
@@ -231,8 +231,8 @@ def trainer_of(variant: str, engine: Any, verifier: Any, config: Any) -> Any:
             numbers |= {"update": learnt, "time": clock.seconds | {"total": sum(clock.seconds.values())}}
             return Iteration(number=self.number, metrics=numbers, proposed=[], solved=solved)
 
-        def _drawn(self, kind: Kind, rng: Random) -> Any:
-            inputs = self.form.inputs if kind is Kind.INDUCTION else 1
+        def _drawn(self, kind: TaskKind, rng: Random) -> Any:
+            inputs = self.form.inputs if kind is TaskKind.INDUCTION else 1
             return corpus.as_task(kind, programs.draw(rng, ops=rng.randint(1, programs.MAX_OPS), inputs=inputs))
 
     return OnGenerated(engine, verifier, config)

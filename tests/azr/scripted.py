@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harena.azr.engines.protocol import Completion, OnDone, Request, Rollout, Sampling, Update
+from harena.azr.engines.protocol import Completion, CompletionRequest, OnDone, Rollout, Sampling, Update
 from harena.azr.tasks import prompts
-from harena.azr.tasks.kinds import InductionTask, Kind, Role, Triplet
+from harena.azr.tasks.kinds import InductionTask, Role, TaskKind, Triplet
 
 TASKS = tuple(
     Triplet(program=program, input=given, output=output)
@@ -39,12 +39,12 @@ class ScriptedEngine:
         self.right, self.bad, self.values = right, bad, values
         self.weight = 0.0
         self.steps = 0
-        self.calls: list[list[Request]] = []
+        self.calls: list[list[CompletionRequest]] = []
         self.rollouts: list[Rollout] = []
         self._answers = _answers()
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone | None = None
+        self, requests: Sequence[CompletionRequest], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         assert not sampling.greedy
         self.calls.append(list(requests))
@@ -68,7 +68,7 @@ class ScriptedEngine:
     def load(self, state: Mapping[str, Any]) -> None:
         self.weight, self.steps = state["weight"], state["steps"]
 
-    def _complete(self, request: Request, rng: random.Random) -> Completion:
+    def _complete(self, request: CompletionRequest, rng: random.Random) -> Completion:
         text = (
             self._propose(request.prompt, rng) if request.prompt.startswith("# propose") else self._solve(request, rng)
         )
@@ -94,7 +94,7 @@ class ScriptedEngine:
         texts = ["1", "2", "3", "4", "5", "6"] if "f(s)" not in prompt else [repr("ab" * n) for n in range(6)]
         return "\n".join(["# what it does", *(f"f({text})" for text in texts)])
 
-    def _solve(self, request: Request, rng: random.Random) -> str:
+    def _solve(self, request: CompletionRequest, rng: random.Random) -> str:
         answer = next(
             (text for prompt, text in self._answers.items() if prompt in _without_extra(request.prompt)), "None"
         )
@@ -110,9 +110,9 @@ def _without_extra(prompt: str) -> str:
 def _answers() -> dict[str, str]:
     found: dict[str, str] = {}
     for task in TASKS:
-        for kind in (Kind.DEDUCTION, Kind.ABDUCTION):
+        for kind in (TaskKind.DEDUCTION, TaskKind.ABDUCTION):
             prompt, completion = prompts.document(Role.SOLVE, kind, task)
             found[prompt] = completion.removesuffix(prompts.END)
     one = InductionTask(program="def f(x):\n    return x + 1", message="", pairs=(("1", "2"), ("2", "3")))
-    found[prompts.render_solve(Kind.INDUCTION, one)] = one.program
+    found[prompts.render_solve(TaskKind.INDUCTION, one)] = one.program
     return found

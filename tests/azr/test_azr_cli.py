@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from harena.azr import cli, run
-from harena.azr.check.verify import Verifier
-from harena.azr.engines.protocol import Completion, Request, Sampling
+from harena.azr.check.verify import TaskVerifier
+from harena.azr.engines.protocol import Completion, CompletionRequest, Sampling
 from harena.azr.report import evaluate, journal, show
 from harena.azr.report.scores import Score
 from harena.azr.tasks import buffer, suite
-from harena.azr.tasks.buffer import Entry
-from harena.azr.tasks.kinds import InductionTask, Kind, Proposal, Triplet
+from harena.azr.tasks.buffer import BufferEntry
+from harena.azr.tasks.kinds import InductionTask, Proposal, TaskKind, Triplet
 
 torch = pytest.importorskip("torch")
 Capture = pytest.CaptureFixture[str]
@@ -49,13 +49,13 @@ def harena(*words: str) -> int:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     from harena.azr.model import weights
-    from harena.azr.model.decoder import Model
+    from harena.azr.model.decoder import DecoderModel
     from harena.azr.model.pretrain import config_for
     from harena.azr.model.tokenizer import ByteTokenizer
 
     codec = ByteTokenizer()
     path = tmp_path_factory.mktemp("model") / "random.safetensors"
-    weights.save(path, Model(config_for("tiny", codec.vocab)).start(0), codec, form="f32")
+    weights.save(path, DecoderModel(config_for("tiny", codec.vocab)).start(0), codec, form="f32")
     return str(path)
 
 
@@ -100,7 +100,7 @@ def test_progress_goes_to_stderr_and_the_table_to_stdout(
     assert harena("train", *words, "--eval-tasks", "1", "--tensorboard") == 0
     out, err = capfd.readouterr()
     assert "held out before" in out
-    assert [line.split()[0] for line in out.splitlines()[1:5]] == [*map(str, Kind), "all"]
+    assert [line.split()[0] for line in out.splitlines()[1:5]] == [*map(str, TaskKind), "all"]
     assert "report.html" in out
     assert "iteration 1/1" in err
     assert "held out after 1" in err
@@ -115,7 +115,7 @@ def test_a_resumed_run_is_the_run_that_was_never_ended(
     assert harena("train", "--out", str(tmp_path / "run"), "--resume", "--iterations", "2") == 0
     whole, parts = (steps_of(folder) for folder in (trained, tmp_path / "run"))
     assert whole == parts
-    for kind in Kind:
+    for kind in TaskKind:
         name = f"buffers/{kind}.jsonl"
         assert (trained / name).read_text() == (tmp_path / "run" / name).read_text()
 
@@ -134,7 +134,7 @@ def test_json_holds_everything_a_script_needs(capfd: Capture, tmp_path: Path, mo
     assert harena("train", *words, "--eval-tasks", "0", "--json") == 0
     said = json.loads(capfd.readouterr().out)
     assert (said["iterations"], said["before"], said["after"]) == (1, None, None)
-    assert set(said["last"]["propose"]) == set(map(str, Kind))
+    assert set(said["last"]["propose"]) == set(map(str, TaskKind))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,9 @@ def test_tasks_can_be_collected_from_a_server_without_learning(
 ) -> None:
     wanted = "def f(x):\n    return [x, x * 3]\nf(4)"
 
-    def said(self: object, requests: list[Request], sampling: Sampling, on_done: Any = None) -> list[list[Completion]]:
+    def said(
+        self: object, requests: list[CompletionRequest], sampling: Sampling, on_done: Any = None
+    ) -> list[list[Completion]]:
         del self, sampling
         groups: list[list[Completion]] = []
         for index, _ in enumerate(requests):
@@ -346,7 +348,7 @@ def test_tasks_can_be_collected_from_a_server_without_learning(
 def test_buffer_show_prints_what_is_being_proposed(capfd: Capture, trained: Path) -> None:
     assert harena("buffer", "show", str(trained)) == 0
     out = capfd.readouterr().out
-    assert all(f"{kind}: " in out for kind in Kind)
+    assert all(f"{kind}: " in out for kind in TaskKind)
     assert "f('Hello world') == 'Hello world'" in out
     assert harena("buffer", "show", str(trained), "--kind", "deduction", "--limit", "1", "--json") == 0
     (line,) = capfd.readouterr().out.splitlines()
@@ -368,7 +370,9 @@ def test_a_file_that_may_not_be_opened_is_one_line(
 def test_tasks_of_models_are_made_safe_for_the_terminal(capfd: Capture, tmp_path: Path) -> None:
     folder = tmp_path / run.BUFFERS
     folder.mkdir()
-    entry = Entry(task=Triplet(program=HOSTILE, input="'\x1b]0;x\x07'", output="'y'"), step=1, id="0" * 32, share=0.5)
+    entry = BufferEntry(
+        task=Triplet(program=HOSTILE, input="'\x1b]0;x\x07'", output="'y'"), step=1, id="0" * 32, share=0.5
+    )
     (folder / "deduction.jsonl").write_text(json.dumps(buffer.record_of(entry)) + "\n")
     assert harena("buffer", "show", str(tmp_path)) == 0
     out = capfd.readouterr().out
@@ -411,9 +415,9 @@ def test_a_trained_model_is_asked_as_it_was_trained(
 ) -> None:
     asked: list[evaluate.How] = []
 
-    def measured(*words: Any, **_: object) -> evaluate.Evaluation:
+    def measured(*words: Any, **_: object) -> evaluate.ModelEvaluation:
         asked.append(words[3])
-        return evaluate.Evaluation(suite="tiny", scores={}, k=1, samples=1, verdicts={}, seconds=0)
+        return evaluate.ModelEvaluation(suite="tiny", scores={}, k=1, samples=1, verdicts={}, seconds=0)
 
     monkeypatch.setattr(evaluate, "evaluate", measured)
     shutil.copytree(trained, tmp_path / "run")
@@ -431,15 +435,17 @@ def test_a_trained_model_is_asked_as_it_was_trained(
 
 
 def test_programs_of_the_held_out_suite_are_no_valid_proposals() -> None:
-    items = [item for item in suite.tiny(per_cell=1) if item.kind is Kind.DEDUCTION]
+    items = [item for item in suite.tiny(per_cell=1) if item.kind is TaskKind.DEDUCTION]
     proposals = [
-        Proposal(kind=Kind.DEDUCTION, program=item.task.program.replace("def f(", "def g("), inputs=(item.task.input,))
+        Proposal(
+            kind=TaskKind.DEDUCTION, program=item.task.program.replace("def f(", "def g("), inputs=(item.task.input,)
+        )
         for item in items
         if isinstance(item.task, Triplet)
     ]
-    with Verifier(held_out=suite.digests(items)) as verifier:
+    with TaskVerifier(held_out=suite.digests(items)) as verifier:
         found = verifier.submit_validate(
-            [*proposals, Proposal(kind=Kind.DEDUCTION, program="def f(q):\n    return [q, 7, q]", inputs=("1",))]
+            [*proposals, Proposal(kind=TaskKind.DEDUCTION, program="def f(q):\n    return [q, 7, q]", inputs=("1",))]
         ).result()
     assert [one.ok for one in found] == [False] * len(items) + [True]
     assert {one.detail for one in found[:-1]} == {"held out for evaluation"}
@@ -447,7 +453,7 @@ def test_programs_of_the_held_out_suite_are_no_valid_proposals() -> None:
 
 def test_kinds_are_apart_from_grades_in_the_journal() -> None:
     score = Score(value=0.5, low=0.4, high=0.6, n=10)
-    found = evaluate.Evaluation(
+    found = evaluate.ModelEvaluation(
         suite="tiny",
         scores={"deduction": score, "deduction 1 op": score, "all": score},
         k=1,
@@ -463,7 +469,7 @@ def test_kinds_are_apart_from_grades_in_the_journal() -> None:
 
 def test_induction_tasks_are_shown_with_message_and_pairs() -> None:
     task = InductionTask(program="def f(x):\n    return x", message="same\nagain", pairs=(("1", "1"), ("2", "2")))
-    text = show.entry(Kind.INDUCTION, Entry(task=task, step=3, id="a" * 32))
+    text = show.entry(TaskKind.INDUCTION, BufferEntry(task=task, step=3, id="a" * 32))
     assert text.splitlines()[1:] == ["def f(x):", "    return x", "# same", "# again", "f(1) == 1", "f(2) == 2"]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harena.azr import config, options
-from harena.azr.config import Algorithm, Config
-from harena.azr.tasks.kinds import Kind
+from harena.azr.config import Algorithm, TrainConfig
+from harena.azr.tasks.kinds import TaskKind
 from harena.errors import SpecError
 
 
@@ -57,7 +57,7 @@ def test_a_file_changes_what_it_names_and_options_win(tmp_path: Path, suffix: st
     found = config.read(path, iterations=3, seed=None)
     assert (found.profile, found.batch, found.iterations, found.seed) == ("gpu1", 8, 3, 0)
     assert (found.update.learning_rate, found.update.mini_batch) == (1e-4, 128)
-    assert found.kinds == (Kind.DEDUCTION,)
+    assert found.kinds == (TaskKind.DEDUCTION,)
     assert found.reward.repeat == -0.5
     assert config.read(path, profile="laptop").engine.device == "auto"
 
@@ -133,7 +133,7 @@ def test_a_missing_file_and_an_unknown_profile_are_named(tmp_path: Path) -> None
 
 def test_executor_settings_reach_the_verifier() -> None:
     settings = config.from_dict(
-        {"executor": {"wall_s": 3, "output_chars": 77, "forbidden": ["numpy"], "share": False}}, Config()
+        {"executor": {"wall_s": 3, "output_chars": 77, "forbidden": ["numpy"], "share": False}}, TrainConfig()
     ).executor.settings()
     assert (settings.bounds.wall_s, settings.bounds.max_chars, settings.bounds.share) == (3.0, 77, False)
     assert {"numpy", "os"} <= settings.forbidden

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from harena.azr.check.verify import Attempt, Verifier
-from harena.azr.engines.protocol import Completion, OnDone, Request, Sampling
+from harena.azr.check.verify import Attempt, TaskVerifier
+from harena.azr.engines.protocol import Completion, CompletionRequest, OnDone, Sampling
 from harena.azr.report import evaluate, scores
 from harena.azr.report.evaluate import How
 from harena.azr.tasks import literals, prompts, public_sets, suite
-from harena.azr.tasks.kinds import Answer, InductionTask, Kind, Triplet
+from harena.azr.tasks.kinds import InductionTask, SolverAnswer, TaskKind, Triplet
 from harena.azr.tasks.public_sets import CodeItem, SetUnavailable
 from harena.azr.tasks.suite import Item
 from harena.errors import SpecError
@@ -57,11 +57,11 @@ class Scripted:
 
     def __init__(self, answer: Callable[[int, int], str]) -> None:
         self._answer = answer
-        self.requests: list[Request] = []
+        self.requests: list[CompletionRequest] = []
         self.sampling: Sampling | None = None
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone | None = None
+        self, requests: Sequence[CompletionRequest], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         self.requests, self.sampling = list(requests), sampling
         groups = [[_said(self._answer(i, n)) for n in range(request.n)] for i, request in enumerate(requests)]
@@ -88,11 +88,11 @@ def pool() -> Iterator[SandboxPool]:
 # ---- tasks of the three kinds ----
 
 
-def test_every_gold_answer_of_the_suite_is_right(verifier: Verifier) -> None:
+def test_every_gold_answer_of_the_suite_is_right(verifier: TaskVerifier) -> None:
     assert evaluate.failing_golds(verifier, suite.tiny(per_cell=20)) == {}
 
 
-def test_gold_completions_score_one_with_an_interval_that_knows_its_size(verifier: Verifier) -> None:
+def test_gold_completions_score_one_with_an_interval_that_knows_its_size(verifier: TaskVerifier) -> None:
     found = evaluate.evaluate(golds(ITEMS), verifier, ITEMS, How())
     assert {score.value for score in found.scores.values()} == {1.0}
     assert found.scores["deduction"].n == 12
@@ -102,29 +102,30 @@ def test_gold_completions_score_one_with_an_interval_that_knows_its_size(verifie
     assert found.verdicts == {"ok": 36}
 
 
-def test_the_answers_of_other_tasks_are_wrong_or_of_another_form(verifier: Verifier) -> None:
+def test_the_answers_of_other_tasks_are_wrong_or_of_another_form(verifier: TaskVerifier) -> None:
     """Each item gets the gold of a task of its kind that was checked to want another answer."""
-    by_kind = {kind: [item for item in ITEMS if item.kind is kind] for kind in Kind}
+    by_kind = {kind: [item for item in ITEMS if item.kind is kind] for kind in TaskKind}
     attempts: list[Attempt] = []
-    for item in by_kind[Kind.DEDUCTION]:
+    for item in by_kind[TaskKind.DEDUCTION]:
         assert isinstance(item.task, Triplet)
-        others = [one.task for one in by_kind[Kind.DEDUCTION] if isinstance(one.task, Triplet)]
+        others = [one.task for one in by_kind[TaskKind.DEDUCTION] if isinstance(one.task, Triplet)]
         other = next(
             one for one in others if not literals.same(literals.read(one.output), literals.read(item.task.output))
         )
-        attempts.append(Attempt(task=item.task, answer=Answer(kind=item.kind, text=other.output)))
+        attempts.append(Attempt(task=item.task, answer=SolverAnswer(kind=item.kind, text=other.output)))
     attempts += [
-        Attempt(task=item.task, answer=Answer(kind=item.kind, text="'no'")) for item in by_kind[Kind.INDUCTION]
+        Attempt(task=item.task, answer=SolverAnswer(kind=item.kind, text="'no'"))
+        for item in by_kind[TaskKind.INDUCTION]
     ]
     attempts += [
-        Attempt(task=item.task, answer=Answer(kind=item.kind, text="def f(*a):\n    return 'never this'"))
-        for item in by_kind[Kind.INDUCTION]
+        Attempt(task=item.task, answer=SolverAnswer(kind=item.kind, text="def f(*a):\n    return 'never this'"))
+        for item in by_kind[TaskKind.INDUCTION]
     ]
     assert not any(grade.right for grade in verifier.grade(attempts))
 
 
-def test_formats_are_counted_apart_from_wrong_answers(verifier: Verifier) -> None:
-    items = [item for item in ITEMS if item.kind is Kind.DEDUCTION][:4]
+def test_formats_are_counted_apart_from_wrong_answers(verifier: TaskVerifier) -> None:
+    items = [item for item in ITEMS if item.kind is TaskKind.DEDUCTION][:4]
     said = [
         "",
         " __import__('os').system('true')",
@@ -136,15 +137,15 @@ def test_formats_are_counted_apart_from_wrong_answers(verifier: Verifier) -> Non
     assert found.right == {items[0].id: 0, items[1].id: 0, items[2].id: 0, items[3].id: 1}
 
 
-def test_an_answer_that_was_cut_short_is_none(verifier: Verifier) -> None:
-    item = next(item for item in ITEMS if item.kind is Kind.DEDUCTION)
+def test_an_answer_that_was_cut_short_is_none(verifier: TaskVerifier) -> None:
+    item = next(item for item in ITEMS if item.kind is TaskKind.DEDUCTION)
     whole = _said(prompts.completion_for_solve(item.kind, item.task))
     cut = dataclasses.replace(whole, finished=False)
     (judged,) = evaluate.grade(verifier, [item], [[whole, cut]], prompts.COMPACT)
     assert [one.verdict for one in judged] == ["ok", "format"]
 
 
-def test_one_sample_is_greedy_and_several_are_drawn(verifier: Verifier) -> None:
+def test_one_sample_is_greedy_and_several_are_drawn(verifier: TaskVerifier) -> None:
     scripted = golds(ITEMS[:1])
     evaluate.evaluate(scripted, verifier, ITEMS[:1], How(seed=7))
     assert scripted.sampling == Sampling(seed=7, greedy=True, stop=prompts.COMPACT.stop)
@@ -154,8 +155,8 @@ def test_one_sample_is_greedy_and_several_are_drawn(verifier: Verifier) -> None:
         How(samples=4, k=5, greedy=False)
 
 
-def test_pass_at_k_counts_a_task_that_is_right_now_and_then(verifier: Verifier) -> None:
-    items = [item for item in ITEMS if item.kind is Kind.DEDUCTION][:2]
+def test_pass_at_k_counts_a_task_that_is_right_now_and_then(verifier: TaskVerifier) -> None:
+    items = [item for item in ITEMS if item.kind is TaskKind.DEDUCTION][:2]
     right = [prompts.completion_for_solve(item.kind, item.task) for item in items]
     scripted = Scripted(lambda index, n: right[index] if n == 0 and index == 0 else " 'wrong'")
     found = evaluate.evaluate(scripted, verifier, items, How(samples=4, k=2, greedy=False))
@@ -163,14 +164,14 @@ def test_pass_at_k_counts_a_task_that_is_right_now_and_then(verifier: Verifier) 
     assert scripted.requests[0].n == 4
 
 
-def test_progress_counts_tasks(verifier: Verifier) -> None:
+def test_progress_counts_tasks(verifier: TaskVerifier) -> None:
     seen: list[tuple[int, int]] = []
     evaluate.evaluate(golds(ITEMS[:3]), verifier, ITEMS[:3], How(), progress=lambda *now: seen.append(now))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_the_paper_profile_asks_and_reads_in_its_own_form(verifier: Verifier) -> None:
-    item = next(item for item in ITEMS if item.kind is Kind.ABDUCTION)
+def test_the_paper_profile_asks_and_reads_in_its_own_form(verifier: TaskVerifier) -> None:
+    item = next(item for item in ITEMS if item.kind is TaskKind.ABDUCTION)
     assert isinstance(item.task, Triplet)
     text = f"so it is this</think> <answer>```input\n{item.task.input}\n```"
     found = evaluate.evaluate(Scripted(lambda *_: text), verifier, [item], How(profile=prompts.PAPER, max_new=512))
@@ -195,7 +196,7 @@ def crux_items(crux: Path) -> list[Item]:
     return Random(1).sample(public_sets.cruxeval(path), 200)
 
 
-def test_cruxeval_golds_that_are_plain_values_are_right(verifier: Verifier, crux: Path) -> None:
+def test_cruxeval_golds_that_are_plain_values_are_right(verifier: TaskVerifier, crux: Path) -> None:
     items = crux_items(crux)
     failing = evaluate.failing_golds(verifier, items)
     assert all(name.endswith("-i") and not is_plain_call(items, name) for name in failing)
@@ -211,8 +212,8 @@ def is_plain_call(items: Sequence[Item], name: str) -> bool:
         return False
 
 
-def test_wrong_cruxeval_answers_are_wrong(verifier: Verifier, crux: Path) -> None:
-    items = [item for item in crux_items(crux) if item.kind is Kind.DEDUCTION]
+def test_wrong_cruxeval_answers_are_wrong(verifier: TaskVerifier, crux: Path) -> None:
+    items = [item for item in crux_items(crux) if item.kind is TaskKind.DEDUCTION]
     scripted = Scripted(lambda *_: " ('no output of the set', 9.25)")
     assert evaluate.evaluate(scripted, verifier, items, How()).scores["CRUXEval-O"].value == 0
 
@@ -220,10 +221,10 @@ def test_wrong_cruxeval_answers_are_wrong(verifier: Verifier, crux: Path) -> Non
 @pytest.mark.parametrize(
     "answer", ["7) or (True", "7)\nimport os\n(1", "*[7]", "n=7", "f(7)", "7, 8", "True or 7", "lambda: 7", ""]
 )
-def test_inputs_that_are_no_plain_values_earn_nothing(verifier: Verifier, crux: Path, answer: str) -> None:
+def test_inputs_that_are_no_plain_values_earn_nothing(verifier: TaskVerifier, crux: Path, answer: str) -> None:
     item = public_sets.cruxeval(crux)[5]
-    assert (item.id, item.kind) == ("s2-i", Kind.ABDUCTION)
-    assert not verifier.grade([Attempt(task=item.task, answer=Answer(kind=item.kind, text=answer))])[0].right
+    assert (item.id, item.kind) == ("s2-i", TaskKind.ABDUCTION)
+    assert not verifier.grade([Attempt(task=item.task, answer=SolverAnswer(kind=item.kind, text=answer))])[0].right
 
 
 # ---- HumanEval and MBPP ----
@@ -364,11 +365,11 @@ def test_scores_are_refused_for_fewer_samples_than_k() -> None:
         scores.pass_at_k(3, 1, 4)
 
 
-def test_induction_golds_hold_on_hidden_pairs_only(verifier: Verifier) -> None:
+def test_induction_golds_hold_on_hidden_pairs_only(verifier: TaskVerifier) -> None:
     """A program that is right on what is shown and wrong on what is hidden is wrong."""
     task = InductionTask(
         program="def f(x):\n    return x + 1", message="", pairs=tuple((str(n), str(n + 1)) for n in range(6))
     )
-    memorised = Answer(kind=Kind.INDUCTION, text="def f(x):\n    return {0: 1, 1: 2, 2: 3}.get(x)")
+    memorised = SolverAnswer(kind=TaskKind.INDUCTION, text="def f(x):\n    return {0: 1, 1: 2, 2: 3}.get(x)")
     assert not verifier.grade([Attempt(task=task, answer=memorised)])[0].right
-    assert verifier.grade([Attempt(task=task, answer=evaluate.gold(Kind.INDUCTION, task))])[0].right
+    assert verifier.grade([Attempt(task=task, answer=evaluate.gold(TaskKind.INDUCTION, task))])[0].right

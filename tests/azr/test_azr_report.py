@@ -15,7 +15,7 @@ import pytest
 from harena.azr.report import html as report
 from harena.azr.report import plot
 from harena.azr.report.journal import Journal
-from harena.azr.report.plot import Point
+from harena.azr.report.plot import PlotPoint
 
 KINDS = ("deduction", "abduction", "induction")
 HOSTILE = "def f(a):\n    return '</pre><script>document.title = \"owned\"</script><img src=x onerror=alert(1)>' \x1b[2J\u202e"
@@ -150,10 +150,10 @@ def test_ticks_of_iterations_are_whole() -> None:
 
 @pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [1e-9], [math.nan, 1.0], [-3.0, 1e6]])
 def test_any_numbers_can_be_drawn(values: list[float]) -> None:
-    curve: Any = [Point(x=x, y=y, low=y, high=y) for x, y in enumerate(values)]
+    curve: Any = [PlotPoint(x=x, y=y, low=y, high=y) for x, y in enumerate(values)]
     ElementTree.fromstring(plot.lines({"a": curve}, x_label="x", y_label="<y>").partition("<ul")[0])
 
 
 def test_nothing_to_draw_is_no_plot() -> None:
-    assert plot.lines({"a": [Point(x=1, y=math.nan)]}, x_label="x", y_label="y") == ""
+    assert plot.lines({"a": [PlotPoint(x=1, y=math.nan)]}, x_label="x", y_label="y") == ""
     assert plot.stacked([(1, {})], x_label="x", y_label="y") == ""

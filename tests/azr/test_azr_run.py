@@ -18,16 +18,16 @@ from scripted import ScriptedEngine
 
 from harena.azr import checkpoint, config, run
 from harena.azr.checkpoint import BadCheckpoint
-from harena.azr.config import Config
+from harena.azr.config import TrainConfig
 from harena.azr.engines.protocol import Rollout, Update
 from harena.azr.learn import metrics
 from harena.azr.report import journal, show
 from harena.azr.tasks import buffer, suite
-from harena.azr.tasks.kinds import Kind
+from harena.azr.tasks.kinds import TaskKind
 from harena.errors import HarenaError, SpecError
 
 
-def settings(**changes: Any) -> Config:
+def settings(**changes: Any) -> TrainConfig:
     small = {"batch": 4, "rollouts": 2, "seed_factor": 1, "seed_rounds": 1, "checkpoint_every": 1, "evaluate_tasks": 0}
     return config.read(None, **{"iterations": 3, **small, **changes})
 
@@ -45,14 +45,16 @@ class EndsIn(ScriptedEngine):
         return super().step(rollouts, update)
 
 
-def train(folder: Path, engine: ScriptedEngine | None = None, *, resume: bool = False, **changes: Any) -> run.Outcome:
+def train(
+    folder: Path, engine: ScriptedEngine | None = None, *, resume: bool = False, **changes: Any
+) -> run.RunOutcome:
     return run.train(folder, settings(**changes), lambda _: engine or ScriptedEngine(), resume=resume)
 
 
 def left_by(folder: Path) -> tuple[Any, ...]:
     place = checkpoint.latest(folder / run.CHECKPOINTS)
     assert place is not None
-    files = [(folder / run.BUFFERS / f"{kind}.jsonl").read_text() for kind in Kind]
+    files = [(folder / run.BUFFERS / f"{kind}.jsonl").read_text() for kind in TaskKind]
     return checkpoint.load(place), files
 
 
@@ -100,7 +102,7 @@ def test_an_interrupt_that_the_process_ignores_stays_ignored(tmp_path: Path) -> 
 
 
 def test_a_run_may_be_driven_by_another_thread(tmp_path: Path) -> None:
-    done: list[run.Outcome] = []
+    done: list[run.RunOutcome] = []
     thread = threading.Thread(target=lambda: done.append(train(tmp_path / "run")))
     thread.start()
     thread.join(60)
@@ -183,7 +185,7 @@ def test_a_file_is_no_folder_for_a_run(tmp_path: Path) -> None:
 
 def test_tasks_that_were_collected_are_not_trained_over(tmp_path: Path) -> None:
     found = run.propose(tmp_path / "tasks", settings(), ScriptedEngine())
-    assert found.tasks[Kind.DEDUCTION] > 1
+    assert found.tasks[TaskKind.DEDUCTION] > 1
     before = (tmp_path / "tasks" / "buffers" / "deduction.jsonl").read_text()
     with pytest.raises(SpecError, match="tasks that were collected"):
         train(tmp_path / "tasks", resume=True)

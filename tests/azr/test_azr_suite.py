@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from harena.azr.tasks import programs, suite
-from harena.azr.tasks.kinds import InductionTask, Kind, program_digest
+from harena.azr.tasks.kinds import InductionTask, TaskKind, program_digest
 from harena.errors import SpecError
 
 
@@ -25,7 +25,7 @@ def test_a_larger_suite_begins_with_the_smaller_one() -> None:
 
 def test_every_kind_has_as_many_tasks_of_every_grade() -> None:
     counted = Counter((item.kind, item.groups) for item in suite.tiny(per_cell=4))
-    assert len(counted) == len(Kind) * len(suite.GRADES)
+    assert len(counted) == len(TaskKind) * len(suite.GRADES)
     assert set(counted.values()) == {4}
 
 

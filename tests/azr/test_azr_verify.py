@@ -7,31 +7,31 @@ import tracemalloc
 
 import pytest
 
-from harena.azr.check.executor import Bounds, Executor, Job, Status
+from harena.azr.check.executor import Bounds, ProgramExecutor, ProgramJob, ProgramStatus
 from harena.azr.check.plain import is_plain, nodes_of
-from harena.azr.check.verify import Attempt, Checked, Validation, Verdict, Verifier, check_program
-from harena.azr.tasks.kinds import Answer, InductionTask, Kind, Proposal, Triplet
+from harena.azr.check.verify import Attempt, Checked, TaskValidation, TaskVerdict, TaskVerifier, check_program
+from harena.azr.tasks.kinds import InductionTask, Proposal, SolverAnswer, TaskKind, Triplet
 from harena.errors import SpecError
 
 
-def checked(program: str, *inputs: str, kind: Kind = Kind.DEDUCTION) -> Proposal:
+def checked(program: str, *inputs: str, kind: TaskKind = TaskKind.DEDUCTION) -> Proposal:
     return Proposal(kind=kind, program=program, inputs=inputs)
 
 
-def test_a_valid_proposal_becomes_a_task_with_the_output_that_was_seen(verifier: Verifier) -> None:
+def test_a_valid_proposal_becomes_a_task_with_the_output_that_was_seen(verifier: TaskVerifier) -> None:
     [one] = verifier.validate([checked("def f(a, b):\n    return [a, b] * 2", "1 ,'x'")])
     assert one.task == Triplet(program="def f(a, b):\n    return [a, b] * 2", input="1, 'x'", output="[1, 'x', 1, 'x']")
 
 
-def test_an_induction_proposal_becomes_pairs(verifier: Verifier) -> None:
-    [one] = verifier.validate([checked("def f(x):\n    return x * x", "2", "3", "-4", "0", kind=Kind.INDUCTION)])
+def test_an_induction_proposal_becomes_pairs(verifier: TaskVerifier) -> None:
+    [one] = verifier.validate([checked("def f(x):\n    return x * x", "2", "3", "-4", "0", kind=TaskKind.INDUCTION)])
     assert isinstance(one.task, InductionTask)
     assert one.task.pairs == (("2", "4"), ("3", "9"), ("-4", "16"), ("0", "0"))
     assert one.task.shown == one.task.pairs[:2]
     assert one.task.hidden == one.task.pairs[2:]
 
 
-def test_a_function_of_another_name_is_renamed(verifier: Verifier) -> None:
+def test_a_function_of_another_name_is_renamed(verifier: TaskVerifier) -> None:
     fibonacci = "def fib(n):\n    return n if n < 2 else fib(n - 1) + fib(n - 2)"
     [one] = verifier.validate([checked(fibonacci, "10")])
     assert isinstance(one.task, Triplet)
@@ -42,71 +42,71 @@ def test_a_function_of_another_name_is_renamed(verifier: Verifier) -> None:
 @pytest.mark.parametrize(
     ("program", "inputs", "verdict"),
     [
-        ("def f(x) return x", ("1",), Verdict.SYNTAX),
-        ("x = 1", ("1",), Verdict.FUNCTION),
-        ("def f(x):\n    return x\ndef g(x):\n    return x", ("1",), Verdict.FUNCTION),
-        ("def g(x):\n    f = x\n    return f", ("1",), Verdict.FUNCTION),
-        ("import os\ndef f(x):\n    return x", ("1",), Verdict.FORBIDDEN),
-        ("def f(x):\n    from os.path import join\n    return x", ("1",), Verdict.FORBIDDEN),
-        ("import _io\ndef f(x):\n    return x", ("1",), Verdict.FORBIDDEN),
-        ("from __future__ import annotations\ndef f(x):\n    return 1 / 0", ("1",), Verdict.ERROR),
-        ("def f(x):\n    return x", ("y",), Verdict.INPUT),
-        ("def f(x):\n    return x", ("",), Verdict.INPUT),
-        ("def f(x):\n    return x", ("1", "1"), Verdict.INPUT),
-        ("def f(x):\n    return x / 0", ("1",), Verdict.ERROR),
-        ("def f(x, y):\n    return x", ("1",), Verdict.ERROR),
-        ("def f(x):\n    while True: pass", ("1",), Verdict.TIME),
-        ("def f(x):\n    return [0] * 10 ** 10", ("1",), Verdict.MEMORY),
-        ("def f(x):\n    return 'a' * 1000", ("1",), Verdict.SIZE),
-        ("def f(x):\n    return object()", ("1",), Verdict.TYPE),
-        ("def f(x):\n    return float('inf')", ("1",), Verdict.TYPE),
-        ("def f(x):\n    return frozenset(x)", ("[1]",), Verdict.TYPE),
-        ("async def f(x):\n    return x", ("1",), Verdict.TYPE),
+        ("def f(x) return x", ("1",), TaskVerdict.SYNTAX),
+        ("x = 1", ("1",), TaskVerdict.FUNCTION),
+        ("def f(x):\n    return x\ndef g(x):\n    return x", ("1",), TaskVerdict.FUNCTION),
+        ("def g(x):\n    f = x\n    return f", ("1",), TaskVerdict.FUNCTION),
+        ("import os\ndef f(x):\n    return x", ("1",), TaskVerdict.FORBIDDEN),
+        ("def f(x):\n    from os.path import join\n    return x", ("1",), TaskVerdict.FORBIDDEN),
+        ("import _io\ndef f(x):\n    return x", ("1",), TaskVerdict.FORBIDDEN),
+        ("from __future__ import annotations\ndef f(x):\n    return 1 / 0", ("1",), TaskVerdict.ERROR),
+        ("def f(x):\n    return x", ("y",), TaskVerdict.INPUT),
+        ("def f(x):\n    return x", ("",), TaskVerdict.INPUT),
+        ("def f(x):\n    return x", ("1", "1"), TaskVerdict.INPUT),
+        ("def f(x):\n    return x / 0", ("1",), TaskVerdict.ERROR),
+        ("def f(x, y):\n    return x", ("1",), TaskVerdict.ERROR),
+        ("def f(x):\n    while True: pass", ("1",), TaskVerdict.TIME),
+        ("def f(x):\n    return [0] * 10 ** 10", ("1",), TaskVerdict.MEMORY),
+        ("def f(x):\n    return 'a' * 1000", ("1",), TaskVerdict.SIZE),
+        ("def f(x):\n    return object()", ("1",), TaskVerdict.TYPE),
+        ("def f(x):\n    return float('inf')", ("1",), TaskVerdict.TYPE),
+        ("def f(x):\n    return frozenset(x)", ("[1]",), TaskVerdict.TYPE),
+        ("async def f(x):\n    return x", ("1",), TaskVerdict.TYPE),
     ],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_each_way_to_be_no_task_has_its_verdict(
-    verifier: Verifier, program: str, inputs: tuple[str, ...], verdict: Verdict
+    verifier: TaskVerifier, program: str, inputs: tuple[str, ...], verdict: TaskVerdict
 ) -> None:
     [one] = verifier.validate([checked(program, *inputs)])
     assert (one.verdict, one.task) == (verdict, None)
 
 
-def test_grades_of_the_three_kinds(verifier: Verifier) -> None:
+def test_grades_of_the_three_kinds(verifier: TaskVerifier) -> None:
     task = Triplet(program="def f(x):\n    return x % 5", input="7", output="2")
     induction = InductionTask(
         program="def f(x):\n    return x + 1", message="", pairs=(("1", "2"), ("5", "6"), ("9", "10"))
     )
     wanted = [
-        (task, Kind.DEDUCTION, "2", True),
-        (task, Kind.DEDUCTION, "3", False),
-        (task, Kind.ABDUCTION, "7", True),
-        (task, Kind.ABDUCTION, "12", True),
-        (task, Kind.ABDUCTION, "8", False),
-        (task, Kind.ABDUCTION, "'x'", False),
-        (induction, Kind.INDUCTION, "def f(x):\n    return x - -1", True),
-        (induction, Kind.INDUCTION, "def g(y):\n    return y + 1", True),
-        (induction, Kind.INDUCTION, "def f(x):\n    return 6 if x == 5 else 0", False),
+        (task, TaskKind.DEDUCTION, "2", True),
+        (task, TaskKind.DEDUCTION, "3", False),
+        (task, TaskKind.ABDUCTION, "7", True),
+        (task, TaskKind.ABDUCTION, "12", True),
+        (task, TaskKind.ABDUCTION, "8", False),
+        (task, TaskKind.ABDUCTION, "'x'", False),
+        (induction, TaskKind.INDUCTION, "def f(x):\n    return x - -1", True),
+        (induction, TaskKind.INDUCTION, "def g(y):\n    return y + 1", True),
+        (induction, TaskKind.INDUCTION, "def f(x):\n    return 6 if x == 5 else 0", False),
     ]
-    attempts = [Attempt(task=task, answer=Answer(kind=kind, text=text)) for task, kind, text, _ in wanted]
+    attempts = [Attempt(task=task, answer=SolverAnswer(kind=kind, text=text)) for task, kind, text, _ in wanted]
     assert [grade.right for grade in verifier.grade(attempts)] == [right for *_, right in wanted]
 
 
-def test_submitted_batches_come_back_in_their_order(verifier: Verifier) -> None:
+def test_submitted_batches_come_back_in_their_order(verifier: TaskVerifier) -> None:
     futures = [verifier.submit_validate([checked(f"def f(x):\n    return x + {n}", "1")]) for n in range(5)]
     tasks = [future.result(30)[0].task for future in futures]
     assert [task.output for task in tasks if isinstance(task, Triplet)] == ["1", "2", "3", "4", "5"]
     assert verifier.submit_grade([]).result(30) == []
 
 
-def test_hundreds_of_programs_in_one_call_keep_their_places(verifier: Verifier) -> None:
+def test_hundreds_of_programs_in_one_call_keep_their_places(verifier: TaskVerifier) -> None:
     programs = [
         checked(f"def f(x):\n    return {'__import__' if n % 50 == 7 else 'str'}(x + {n})", "1") for n in range(300)
     ]
     found = verifier.validate(programs)
     for n, one in enumerate(found):
         assert (
-            one.verdict is Verdict.ERROR
+            one.verdict is TaskVerdict.ERROR
             if n % 50 == 7
             else isinstance(one.task, Triplet) and one.task.output == f"'{n + 1}'"
         )
@@ -120,10 +120,13 @@ def test_an_executor_needs_bounds_that_a_box_can_keep() -> None:
 
 def test_a_slow_plain_program_is_given_its_time_alone() -> None:
     slow = "def f(n):\n    t = 0\n    for i in range(n):\n        t += i % 7\n    return t"
-    with Executor(bounds=Bounds(wall_s=20, cpu_s=0.005)) as executor:
-        jobs = [Job(program=slow, calls=("2000000",), plain=True), Job(program=slow, calls=("7",), plain=True)]
+    with ProgramExecutor(bounds=Bounds(wall_s=20, cpu_s=0.005)) as executor:
+        jobs = [
+            ProgramJob(program=slow, calls=("2000000",), plain=True),
+            ProgramJob(program=slow, calls=("7",), plain=True),
+        ]
         long, short = executor.run(jobs)
-    assert long.status is Status.OK
+    assert long.status is ProgramStatus.OK
     assert short.outputs == ("21",)
 
 
@@ -192,7 +195,7 @@ def test_check_program_says_more_than_yes_or_no() -> None:
         program="def f(x):\n    return x", plain=True, hashes=False
     )
     found = check_program("import socket\ndef f(x):\n    return x")
-    assert isinstance(found, Validation)
+    assert isinstance(found, TaskValidation)
     assert found.detail == "imports socket"
 
 
@@ -203,22 +206,22 @@ def test_an_impatient_executor_takes_slow_for_too_slow() -> None:
         "def f(x):\n    return 10 ** 10 ** 8 % 7",
     )
     jobs = [
-        Job(program=program, calls=("1",), plain=True)
+        ProgramJob(program=program, calls=("1",), plain=True)
         for loop in loops
         for program in (loop, "def f(x):\n    return x")
     ]
-    with Executor(bounds=Bounds(wall_s=60, cpu_s=0.02, patient=False)) as executor:
+    with ProgramExecutor(bounds=Bounds(wall_s=60, cpu_s=0.02, patient=False)) as executor:
         found = executor.run(jobs)
-    assert [one.status for one in found] == [Status.TIME, Status.OK] * 3
+    assert [one.status for one in found] == [ProgramStatus.TIME, ProgramStatus.OK] * 3
 
 
 def test_hash_seeds_are_what_they_are_said_to_be() -> None:
     program = "def f(x):\n    return hash(x) % 1000003"
-    jobs = [Job(program=program, calls=("'text'",), plain=plain) for plain in (True, False)]
-    with Executor() as executor:
+    jobs = [ProgramJob(program=program, calls=("'text'",), plain=plain) for plain in (True, False)]
+    with ProgramExecutor() as executor:
         one, same, other = executor.run_with_seeds(jobs, (1, 1, 2))
         assert executor.run_with_seeds([], (1, 2)) == []
-    assert {outcome.status for outcome in (*one, *same, *other)} == {Status.OK}
+    assert {outcome.status for outcome in (*one, *same, *other)} == {ProgramStatus.OK}
     assert one == same != other
     assert one[0] == one[1]
 
@@ -226,18 +229,18 @@ def test_hash_seeds_are_what_they_are_said_to_be() -> None:
 @pytest.mark.parametrize("program", ["def f(x):\n    return id(x)", "def f(x):\n    g = id\n    return [g(x)]"])
 def test_addresses_are_no_tasks_also_where_they_never_change(program: str) -> None:
     found = check_program(program)
-    assert isinstance(found, Validation)
-    assert found.verdict is Verdict.NONDETERMINISTIC
+    assert isinstance(found, TaskValidation)
+    assert found.verdict is TaskVerdict.NONDETERMINISTIC
 
 
 @pytest.mark.parametrize("program", ["def f(id):\n    return id + 1", "def f(x):\n    id = x + 1\n    return id"])
-def test_id_is_a_name_like_any_other(program: str, verifier: Verifier) -> None:
+def test_id_is_a_name_like_any_other(program: str, verifier: TaskVerifier) -> None:
     [one] = verifier.validate([checked(program, "3")])
     assert isinstance(one.task, Triplet)
     assert one.task.output == "4"
 
 
-def test_a_program_that_uses_sets_well_is_a_task(verifier: Verifier) -> None:
+def test_a_program_that_uses_sets_well_is_a_task(verifier: TaskVerifier) -> None:
     programs = (
         "def f(l):\n    return len(set(l))",
         "def f(l):\n    return sorted({*l, 'z'})",
@@ -247,16 +250,16 @@ def test_a_program_that_uses_sets_well_is_a_task(verifier: Verifier) -> None:
     assert [one.task.output for one in found if isinstance(one.task, Triplet)] == ["2", "['a', 'b', 'z']", "{'A', 'B'}"]
 
 
-def test_the_order_of_a_set_that_is_given_is_noticed(verifier: Verifier) -> None:
+def test_the_order_of_a_set_that_is_given_is_noticed(verifier: TaskVerifier) -> None:
     [one] = verifier.validate([checked("def f(s):\n    return [*s][0]", "{'a', 'b'}")])
-    assert one.verdict is Verdict.NONDETERMINISTIC
+    assert one.verdict is TaskVerdict.NONDETERMINISTIC
 
 
 def test_what_is_too_long_to_be_a_program_is_not_kept_in_memory() -> None:
     tracemalloc.start()
     try:
         for number in range(50):
-            assert isinstance(check_program(str(number) * 200_000), Validation)
+            assert isinstance(check_program(str(number) * 200_000), TaskValidation)
         assert tracemalloc.get_traced_memory()[0] < 2_000_000
     finally:
         tracemalloc.stop()

@@ -9,7 +9,7 @@ import pytest
 from harena.azr.tasks import buffer
 from harena.azr.tasks import kinds as tasks
 from harena.azr.tasks.buffer import BadBuffer, Buffer, Buffers
-from harena.azr.tasks.kinds import InductionTask, Kind, Triplet
+from harena.azr.tasks.kinds import InductionTask, TaskKind, Triplet
 from harena.errors import SpecError
 
 
@@ -22,7 +22,7 @@ def task(number: int) -> Triplet:
 
 
 def filled(count: int, *, capacity: int = 100) -> Buffer:
-    made = Buffer(Kind.DEDUCTION, capacity=capacity)
+    made = Buffer(TaskKind.DEDUCTION, capacity=capacity)
     for number in range(count):
         made.add(task(number), step=number, rng=rng(number))
     return made
@@ -32,17 +32,17 @@ def test_buffers_start_with_the_identity() -> None:
     made = Buffers()
     made.start(inputs=6, rng=rng())
     assert (
-        [entry.task for entry in made[Kind.DEDUCTION]]
-        == [entry.task for entry in made[Kind.ABDUCTION]]
+        [entry.task for entry in made[TaskKind.DEDUCTION]]
+        == [entry.task for entry in made[TaskKind.ABDUCTION]]
         == [tasks.IDENTITY]
     )
-    [induction] = [entry.task for entry in made[Kind.INDUCTION]]
+    [induction] = [entry.task for entry in made[TaskKind.INDUCTION]]
     assert isinstance(induction, InductionTask)
     assert len(induction.pairs) == 6
 
 
 def test_the_same_program_enters_once_whatever_its_names() -> None:
-    made = Buffer(Kind.ABDUCTION)
+    made = Buffer(TaskKind.ABDUCTION)
     assert made.add(task(1), step=1, rng=rng())
     renamed = Triplet(program="def f(value):  # the same\n  return value+1", input="5", output="6")
     assert made.has_seen(renamed)
@@ -51,7 +51,7 @@ def test_the_same_program_enters_once_whatever_its_names() -> None:
 
 
 def test_an_induction_task_is_another_one_with_other_inputs() -> None:
-    made = Buffer(Kind.INDUCTION)
+    made = Buffer(TaskKind.INDUCTION)
     for inputs in (("1", "2"), ("2", "1"), ("1", "3")):
         made.add(
             InductionTask(program=task(0).program, message="", pairs=tuple((given, given) for given in inputs)),
@@ -99,15 +99,15 @@ def test_a_short_batch_is_filled() -> None:
     assert {entry.step for entry in made.fill(8, rng=rng())} == {0, 1, 2}
     assert made.fill(0, rng=rng()) == []
     with pytest.raises(SpecError, match="empty"):
-        Buffer(Kind.DEDUCTION).fill(1, rng=rng())
+        Buffer(TaskKind.DEDUCTION).fill(1, rng=rng())
 
 
 def test_induction_proposers_see_one_program_of_either_buffer() -> None:
     made = Buffers()
-    made[Kind.DEDUCTION].add(task(1), step=0, rng=rng())
-    made[Kind.ABDUCTION].add(task(2), step=0, rng=rng())
+    made[TaskKind.DEDUCTION].add(task(1), step=0, rng=rng())
+    made[TaskKind.ABDUCTION].add(task(2), step=0, rng=rng())
     generator = rng()
-    seen = {tuple(one.program for one in made.references(Kind.INDUCTION, 6, rng=generator)) for _ in range(30)}
+    seen = {tuple(one.program for one in made.references(TaskKind.INDUCTION, 6, rng=generator)) for _ in range(30)}
     assert seen == {(task(1).program,), (task(2).program,)}
 
 
@@ -116,17 +116,17 @@ def test_a_buffer_comes_back_from_its_file_and_from_its_state(tmp_path: Path) ->
     made.keep_in(tmp_path)
     made.start(rng=rng())
     for number in range(25):
-        made[Kind.DEDUCTION].add(task(number), step=number, rng=rng(number), share=0.5)
+        made[TaskKind.DEDUCTION].add(task(number), step=number, rng=rng(number), share=0.5)
     again = buffer.read(tmp_path / "deduction.jsonl")
-    assert {entry.id for entry in made[Kind.DEDUCTION]} <= {entry.id for entry in again}
+    assert {entry.id for entry in made[TaskKind.DEDUCTION]} <= {entry.id for entry in again}
     other = Buffers(capacity=10)
     other.load(json.loads(json.dumps(made.state())))
     assert other.state() == made.state()
-    assert [*other[Kind.DEDUCTION]] == [*made[Kind.DEDUCTION]]
+    assert [*other[TaskKind.DEDUCTION]] == [*made[TaskKind.DEDUCTION]]
 
 
 def test_a_file_stays_small_while_tasks_come_and_go(tmp_path: Path) -> None:
-    made = Buffer(Kind.DEDUCTION, capacity=10)
+    made = Buffer(TaskKind.DEDUCTION, capacity=10)
     made.keep_in(tmp_path / "d.jsonl")
     for number in range(200):
         made.add(task(number), step=number, rng=rng(number))
@@ -183,9 +183,9 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 def test_a_state_with_tasks_of_another_kind_is_refused() -> None:
     state = filled(2).state()
     with pytest.raises(BadBuffer, match="another kind"):
-        Buffer(Kind.INDUCTION).load(state)
+        Buffer(TaskKind.INDUCTION).load(state)
     with pytest.raises(BadBuffer, match="seen"):
-        Buffer(Kind.DEDUCTION).load(state | {"seen": [["a"]]})
+        Buffer(TaskKind.DEDUCTION).load(state | {"seen": [["a"]]})
 
 
 def test_an_address_is_that_of_the_content() -> None:

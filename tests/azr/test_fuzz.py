@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import pytest
 
-from harena.azr.check.verify import Attempt, Verdict, Verifier
+from harena.azr.check.verify import Attempt, TaskVerdict, TaskVerifier
 from harena.azr.tasks import literals, prompts
-from harena.azr.tasks.kinds import Answer, FormatError, InductionTask, Kind, Proposal, Triplet
+from harena.azr.tasks.kinds import FormatError, InductionTask, Proposal, SolverAnswer, TaskKind, Triplet
 
 FUNCTIONS: dict[str, Callable[[int], object]] = {
     "def f(x):\n    return x * 2 + 1": lambda x: x * 2 + 1,
@@ -106,7 +106,7 @@ def mutated_program(program: str, rng: random.Random) -> str:
     return "\n".join(lines)
 
 
-def fuzz(verifier: Verifier, seed: int, count: int) -> tuple[int, int]:
+def fuzz(verifier: TaskVerifier, seed: int, count: int) -> tuple[int, int]:
     """How many attempts there were and how many of them were right; fails when one was right that should not be."""
     rng = random.Random(seed)
     attempts: list[Attempt] = []
@@ -115,16 +115,16 @@ def fuzz(verifier: Verifier, seed: int, count: int) -> tuple[int, int]:
         program, oracle = rng.choice(list(FUNCTIONS.items()))
         given = rng.randrange(-9, 99)
         task = Triplet(program=program, input=repr(given), output=repr(oracle(given)))
-        kind = rng.choice((Kind.DEDUCTION, Kind.ABDUCTION))
-        text = mutated(task.output if kind is Kind.DEDUCTION else task.input, rng, SPLICES)
-        attempts.append(Attempt(task=task, answer=Answer(kind=kind, text=text)))
+        kind = rng.choice((TaskKind.DEDUCTION, TaskKind.ABDUCTION))
+        text = mutated(task.output if kind is TaskKind.DEDUCTION else task.input, rng, SPLICES)
+        attempts.append(Attempt(task=task, answer=SolverAnswer(kind=kind, text=text)))
         rightful.append(deserves(task, kind, text, oracle))
     for _ in range(count // 4):
         program, oracle = rng.choice(list(FUNCTIONS.items()))
         pairs = tuple((repr(n), repr(oracle(n))) for n in rng.sample(range(-9, 99), 6))
         text = mutated_program(program, rng)
         task = InductionTask(program=program, message="", pairs=pairs)
-        attempts.append(Attempt(task=task, answer=Answer(kind=Kind.INDUCTION, text=text)))
+        attempts.append(Attempt(task=task, answer=SolverAnswer(kind=TaskKind.INDUCTION, text=text)))
         rightful.append(None)
     grades = verifier.grade(attempts)
     assert len(grades) == len(attempts)
@@ -140,15 +140,15 @@ def fuzz(verifier: Verifier, seed: int, count: int) -> tuple[int, int]:
     return len(grades), sum(grade.right for grade in grades)
 
 
-def deserves(task: Triplet, kind: Kind, text: str, oracle: Callable[[int], object]) -> bool:
+def deserves(task: Triplet, kind: TaskKind, text: str, oracle: Callable[[int], object]) -> bool:
     """By Python's own reader and ==, with types compared through repr: another way than the verifier's."""
     if text.strip().endswith("\\"):
         return False  # what is wrapped around it below would become its next line
     try:
-        value = ast.literal_eval(text.strip() if kind is Kind.DEDUCTION else f"[{text}\n]")
+        value = ast.literal_eval(text.strip() if kind is TaskKind.DEDUCTION else f"[{text}\n]")
     except (SyntaxError, ValueError, MemoryError, RecursionError, TypeError):
         return False
-    if kind is Kind.DEDUCTION:
+    if kind is TaskKind.DEDUCTION:
         return repr(value) == task.output
     if len(value) != 1 or type(value) is not list:
         return False
@@ -164,31 +164,31 @@ def other_inputs(program: str) -> InductionTask:
     return InductionTask(program=program, message="", pairs=tuple((repr(n), repr(oracle(n))) for n in range(-9, 99)))
 
 
-def test_no_mutated_answer_earns_what_it_does_not_deserve(verifier: Verifier) -> None:
+def test_no_mutated_answer_earns_what_it_does_not_deserve(verifier: TaskVerifier) -> None:
     count, right = fuzz(verifier, seed=5, count=400)
     assert count == 500
     assert 0 < right < count / 2, "some mutations change nothing; most do"
 
 
-def test_no_mutated_proposal_breaks_the_verifier(verifier: Verifier) -> None:
+def test_no_mutated_proposal_breaks_the_verifier(verifier: TaskVerifier) -> None:
     rng = random.Random(6)
     proposals = [
         Proposal(
-            kind=Kind.DEDUCTION,
+            kind=TaskKind.DEDUCTION,
             program=mutated_program(rng.choice(list(FUNCTIONS)), rng),
             inputs=(mutated("7", rng, SPLICES),),
         )
         for _ in range(150)
     ]
     for proposal, found in zip(proposals, verifier.validate(proposals), strict=True):
-        assert found.ok == (found.verdict is Verdict.OK), proposal
+        assert found.ok == (found.verdict is TaskVerdict.OK), proposal
         if isinstance(found.task, Triplet):
             assert literals.show(literals.read(found.task.output)) == found.task.output
             assert literals.show_arguments(literals.read_arguments(found.task.input)) == found.task.input
 
 
 @pytest.mark.parametrize("profile", [prompts.COMPACT, prompts.PAPER], ids=lambda profile: profile.name)
-def test_parsing_never_raises(profile: prompts.Profile) -> None:
+def test_parsing_never_raises(profile: prompts.PromptProfile) -> None:
     rng = random.Random(7)
     good = "<think>\nhm</think><answer>```python\ndef f(x):\n    return x\n```\n```input\n1\n```\n```output\n2\n```</answer>"
     reference = Triplet(program="def f(x):\n    return x", input="1", output="1")
@@ -198,15 +198,15 @@ def test_parsing_never_raises(profile: prompts.Profile) -> None:
             rng,
             (*SPLICES, "```", "<answer>", "\n\n"),
         )
-        kind = rng.choice(list(Kind))
+        kind = rng.choice(list(TaskKind))
         assert isinstance(
             prompts.parse_propose(kind, text, profile=profile, reference=reference), Proposal | FormatError
         )
-        assert isinstance(prompts.parse_solve(kind, text, profile=profile), Answer | FormatError)
+        assert isinstance(prompts.parse_solve(kind, text, profile=profile), SolverAnswer | FormatError)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(20))
-def test_many_more_mutations(verifier: Verifier, seed: int) -> None:
+def test_many_more_mutations(verifier: TaskVerifier, seed: int) -> None:
     fuzz(verifier, seed=1000 + seed, count=4000)

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from harena.azr.model import gguf, weights
-from harena.azr.model.decoder import Model, ModelConfig, from_hf_state
+from harena.azr.model.decoder import DecoderModel, ModelConfig, from_hf_state
 from harena.azr.model.tokenizer import ByteTokenizer
 from harena.errors import SpecError
 
@@ -233,7 +233,7 @@ def test_rows_are_read_where_blocks_begin(tmp_path: Path) -> None:
     path, hf = small(tmp_path / "m.gguf", "llama")
     file = gguf.GgufFile(path)
     np.testing.assert_array_equal(file.rows("token_embd.weight", 2, 5), hf["model.embed_tokens.weight"][2:5])
-    file.entries["token_embd.weight"] = gguf.Entry((6, 16), 8, 0)
+    file.entries["token_embd.weight"] = gguf.TensorEntry((6, 16), 8, 0)
     with pytest.raises(SpecError, match="no whole number of Q8_0 blocks"):
         file.rows("token_embd.weight", 1, 2)
 
@@ -316,7 +316,7 @@ def test_a_file_that_claims_what_it_has_not_is_refused_before_memory_is_taken(
 
 def test_tensors_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
     file = gguf.GgufFile(small(tmp_path / "m.gguf", "llama")[0])
-    many = {f"blk.{n}": gguf.Entry((6, 16), 0, 0) for n in range(1000)}
+    many = {f"blk.{n}": gguf.TensorEntry((6, 16), 0, 0) for n in range(1000)}
     file.entries |= many
     with pytest.raises(SpecError, match="overlap"):
         file.check(many)
@@ -365,7 +365,7 @@ def test_a_checkpoint_that_claims_what_it_has_not_is_refused(tmp_path: Path) -> 
     safetensors = pytest.importorskip("safetensors.torch")
     codec = ByteTokenizer()
     config = ModelConfig(vocab=codec.vocab, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, feed=8)
-    model = Model(config)
+    model = DecoderModel(config)
     weights.save(tmp_path / "good.safetensors", model, codec)
     weights.load(str(tmp_path / "good.safetensors"))
     tensors = safetensors.load_file(tmp_path / "good.safetensors")
@@ -404,6 +404,6 @@ def test_unknown_architectures_and_formats_are_refused(tmp_path: Path) -> None:
     file = gguf.GgufFile(path)
     with pytest.raises(SpecError, match="gemma3"):
         gguf.config_of(file)
-    file.entries["odd"] = gguf.Entry((32,), 2, 0)
+    file.entries["odd"] = gguf.TensorEntry((32,), 2, 0)
     with pytest.raises(SpecError, match="type 2"):
         file.tensor("odd")

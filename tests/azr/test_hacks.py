@@ -9,9 +9,9 @@ import time
 import pytest
 
 import busy
-from harena.azr.check.executor import Bounds, Executor, Job
-from harena.azr.check.verify import Attempt, Grade, Validation, Verdict, Verifier, check_program
-from harena.azr.tasks.kinds import Answer, InductionTask, Kind, Proposal, Triplet
+from harena.azr.check.executor import Bounds, ProgramExecutor, ProgramJob
+from harena.azr.check.verify import Attempt, Grade, TaskValidation, TaskVerdict, TaskVerifier, check_program
+from harena.azr.tasks.kinds import InductionTask, Proposal, SolverAnswer, TaskKind, Triplet
 
 HONEST = "def f(x):\n    return len([x]) + x"
 ROOT = "import math\ndef f(x):\n    return math.sqrt(x)"
@@ -24,33 +24,37 @@ INDUCTION = InductionTask(
 
 
 def proposal(program: str, given: str = "3") -> Proposal:
-    return Proposal(kind=Kind.DEDUCTION, program=program, inputs=(given,))
+    return Proposal(kind=TaskKind.DEDUCTION, program=program, inputs=(given,))
 
 
-def validate(verifier: Verifier, *programs: str) -> list[Validation]:
+def validate(verifier: TaskVerifier, *programs: str) -> list[TaskValidation]:
     return verifier.validate([proposal(program) for program in programs])
 
 
-def solve(verifier: Verifier, kind: Kind, *answers: str) -> list[Grade]:
-    task = INDUCTION if kind is Kind.INDUCTION else TASK
-    return verifier.grade([Attempt(task=task, answer=Answer(kind=kind, text=text)) for text in answers])
+def solve(verifier: TaskVerifier, kind: TaskKind, *answers: str) -> list[Grade]:
+    task = INDUCTION if kind is TaskKind.INDUCTION else TASK
+    return verifier.grade([Attempt(task=task, answer=SolverAnswer(kind=kind, text=text)) for text in answers])
 
 
 # ---- what broke in earlier executors ----
 
 
-def test_replacing_builtins_len_changes_nothing_for_the_next_program_or_for_us(verifier: Verifier) -> None:
+def test_replacing_builtins_len_changes_nothing_for_the_next_program_or_for_us(verifier: TaskVerifier) -> None:
     before = len
     hostile = "import builtins\ndef f(x):\n    builtins.len = lambda _: 99\n    return 1"
     hidden = "def f(x):\n    __builtins__['len'] = lambda _: 99\n    return 1"
     sneaky = "def f(x):\n    f.__globals__['__builtins__']['len'] = lambda _: 99\n    return len([1])"
     found = validate(verifier, HONEST, hostile, hidden, sneaky, HONEST)
-    assert [one.verdict for one in (found[0], found[1], found[4])] == [Verdict.OK, Verdict.FORBIDDEN, Verdict.OK]
+    assert [one.verdict for one in (found[0], found[1], found[4])] == [
+        TaskVerdict.OK,
+        TaskVerdict.FORBIDDEN,
+        TaskVerdict.OK,
+    ]
     assert found[0].task == found[4].task == TASK
     assert builtins.len is before
 
 
-def test_a_patched_math_sqrt_does_not_leak(verifier: Verifier) -> None:
+def test_a_patched_math_sqrt_does_not_leak(verifier: TaskVerifier) -> None:
     patch = "import math\ndef f(x):\n    math.sqrt = lambda _: 42.0\n    return 1"
     found = validate(verifier, ROOT, patch, ROOT, patch, ROOT)
     outputs = [one.task.output for one in found[::2] if isinstance(one.task, Triplet)]
@@ -58,10 +62,10 @@ def test_a_patched_math_sqrt_does_not_leak(verifier: Verifier) -> None:
     assert found[1].ok, "it may do that to itself"
 
 
-def test_an_answer_is_never_evaluated_in_our_process(verifier: Verifier, tmp_path: object) -> None:
+def test_an_answer_is_never_evaluated_in_our_process(verifier: TaskVerifier, tmp_path: object) -> None:
     target = f"{tmp_path}/owned"
     code = f"__import__('os').system('touch {target}')"
-    for kind in Kind:
+    for kind in TaskKind:
         grades = solve(verifier, kind, code, f"[{code}]", f"{code})")
         assert not any(grade.right for grade in grades)
     assert not __import__("os").path.exists(target)
@@ -87,15 +91,15 @@ def test_an_answer_is_never_evaluated_in_our_process(verifier: Verifier, tmp_pat
         "4 == 4",
     ],
 )
-def test_an_abduction_answer_that_is_code_earns_nothing(verifier: Verifier, answer: str) -> None:
-    [grade] = solve(verifier, Kind.ABDUCTION, answer)
+def test_an_abduction_answer_that_is_code_earns_nothing(verifier: TaskVerifier, answer: str) -> None:
+    [grade] = solve(verifier, TaskKind.ABDUCTION, answer)
     assert not grade.right
 
 
-def test_long_outputs_are_refused_not_cut_short(verifier: Verifier) -> None:
+def test_long_outputs_are_refused_not_cut_short(verifier: TaskVerifier) -> None:
     for program in ("def f(x):\n    return 'a' * 600", "def f(x):\n    return list(range(1000))"):
         [one] = validate(verifier, program)
-        assert one.verdict is Verdict.SIZE
+        assert one.verdict is TaskVerdict.SIZE
         assert one.task is None
 
 
@@ -123,31 +127,31 @@ def test_long_outputs_are_refused_not_cut_short(verifier: Verifier) -> None:
         "import _random\ndef f(x):\n    return _random.Random().random()",
     ],
 )
-def test_what_differs_from_run_to_run_is_no_task(verifier: Verifier, program: str) -> None:
+def test_what_differs_from_run_to_run_is_no_task(verifier: TaskVerifier, program: str) -> None:
     [one] = validate(verifier, program)
-    assert one.verdict in (Verdict.NONDETERMINISTIC, Verdict.FORBIDDEN, Verdict.ERROR)
+    assert one.verdict in (TaskVerdict.NONDETERMINISTIC, TaskVerdict.FORBIDDEN, TaskVerdict.ERROR)
 
 
-def test_a_set_is_a_value_and_its_order_is_not(verifier: Verifier) -> None:
+def test_a_set_is_a_value_and_its_order_is_not(verifier: TaskVerifier) -> None:
     [one] = validate(verifier, "def f(x):\n    return {'a', 'b', 'c', 'd', 'e'}")
     assert isinstance(one.task, Triplet)
     assert one.task.output == "{'a', 'b', 'c', 'd', 'e'}"
 
 
-def test_children_do_not_outlive_their_program(verifier: Verifier) -> None:
+def test_children_do_not_outlive_their_program(verifier: TaskVerifier) -> None:
     program = (
         "def f(x):\n    os = __import__('os')\n    if os.fork() == 0:\n        os.setsid()\n"
         "        while True:\n            pass\n    return x"
     )
     started = time.perf_counter()
     [one] = validate(verifier, program)
-    assert one.ok or one.verdict in (Verdict.TIME, Verdict.ERROR)
+    assert one.ok or one.verdict in (TaskVerdict.TIME, TaskVerdict.ERROR)
     assert all(found.ok for found in validate(verifier, *[HONEST] * 20))
     assert time.perf_counter() - started < 20
 
 
 @pytest.mark.serial
-def test_many_infinite_loops_cost_about_one_timeout(verifier: Verifier) -> None:
+def test_many_infinite_loops_cost_about_one_timeout(verifier: TaskVerifier) -> None:
     loops = [
         "def f(x):\n    while True:\n        x += 1",
         "def f(x):\n    while True:\n        try:\n            x += 1\n        except:\n            pass",
@@ -158,7 +162,7 @@ def test_many_infinite_loops_cost_about_one_timeout(verifier: Verifier) -> None:
         programs[2 * number] = loops[number % 3]
     with busy.Span() as span:
         found = validate(verifier, *programs)
-    assert sum(one.verdict is Verdict.TIME for one in found) == 26
+    assert sum(one.verdict is TaskVerdict.TIME for one in found) == 26
     assert sum(one.ok for one in found) == 34
     one_by_one_s = 26 * verifier.settings.bounds.wall_s
     assert span.took_s < span.limit(0.75 * one_by_one_s), "one after the other they would take all of it"
@@ -222,14 +226,14 @@ STEALING = {
 }
 
 
-def test_an_induction_answer_that_does_not_solve_earns_nothing(verifier: Verifier) -> None:
-    grades = solve(verifier, Kind.INDUCTION, *STEALING.values(), INDUCTION.program)
+def test_an_induction_answer_that_does_not_solve_earns_nothing(verifier: TaskVerifier) -> None:
+    grades = solve(verifier, TaskKind.INDUCTION, *STEALING.values(), INDUCTION.program)
     earned = [name for name, grade in zip(STEALING, grades, strict=False) if grade.right]
     assert earned == []
     assert grades[-1].right, "and the honest answer among them still does"
 
 
-def test_the_same_as_proposals_harm_nobody(verifier: Verifier) -> None:
+def test_the_same_as_proposals_harm_nobody(verifier: TaskVerifier) -> None:
     programs = [program for one in STEALING.values() for program in (one, HONEST)]
     found = validate(verifier, *programs)
     assert all(one.task == TASK for one in found[1::2])
@@ -260,38 +264,40 @@ DECEIVING = (
 )
 
 
-def test_a_deduction_answer_is_right_by_type_and_value_only(verifier: Verifier) -> None:
-    grades = solve(verifier, Kind.DEDUCTION, *DECEIVING, "4", " 4 ", "+4", "0x4")
+def test_a_deduction_answer_is_right_by_type_and_value_only(verifier: TaskVerifier) -> None:
+    grades = solve(verifier, TaskKind.DEDUCTION, *DECEIVING, "4", " 4 ", "+4", "0x4")
     assert [text for text, grade in zip(DECEIVING, grades, strict=False) if grade.right] == ["4 #\n"]
     assert all(grade.right for grade in grades[-4:])
 
 
-def test_a_program_that_changes_its_input_changes_only_its_own(verifier: Verifier) -> None:
+def test_a_program_that_changes_its_input_changes_only_its_own(verifier: TaskVerifier) -> None:
     task = InductionTask(
         program="", message="", pairs=(("[0]", "0"), ("[1, 2]", "2"), ("[1, 2, 3]", "3"), ("[9]", "1"))
     )
-    answer = Answer(kind=Kind.INDUCTION, text="def f(v):\n    n = len(v)\n    v.append(0)\n    v *= 3\n    return n")
+    answer = SolverAnswer(
+        kind=TaskKind.INDUCTION, text="def f(v):\n    n = len(v)\n    v.append(0)\n    v *= 3\n    return n"
+    )
     [grade] = verifier.grade([Attempt(task=task, answer=answer)])
     assert grade.right
 
 
-def test_state_between_calls_is_noticed(verifier: Verifier) -> None:
+def test_state_between_calls_is_noticed(verifier: TaskVerifier) -> None:
     counting = "n = [0]\ndef f(x):\n    n[0] += 1\n    return n[0]"
     default = "def f(x, seen=[]):\n    seen.append(x)\n    return len(seen)"
     once = "n = [0]\ndef f(x):\n    n[0] += 1\n    return n[0] > 1"
     found = validate(verifier, counting, default, once)
-    assert {one.verdict for one in found} == {Verdict.NONDETERMINISTIC}
+    assert {one.verdict for one in found} == {TaskVerdict.NONDETERMINISTIC}
 
 
-def test_a_bomb_that_waits_for_many_calls_does_not_go_off(verifier: Verifier) -> None:
+def test_a_bomb_that_waits_for_many_calls_does_not_go_off(verifier: TaskVerifier) -> None:
     bomb = "n = [0]\ndef f(x):\n    n[0] += 1\n    return x if n[0] < 3 else 7"
     [one] = verifier.validate([proposal(bomb, "7")])
     assert one.ok
-    wrong = [Attempt(task=one.task, answer=Answer(kind=Kind.ABDUCTION, text=str(n))) for n in range(100, 140)]
+    wrong = [Attempt(task=one.task, answer=SolverAnswer(kind=TaskKind.ABDUCTION, text=str(n))) for n in range(100, 140)]
     assert not any(grade.right for grade in verifier.grade(wrong)), "every attempt is the first call of a fresh program"
 
 
-def test_a_program_cannot_be_told_by_its_neighbours(verifier: Verifier) -> None:
+def test_a_program_cannot_be_told_by_its_neighbours(verifier: TaskVerifier) -> None:
     leave = "def f(x):\n    try:\n        open('/tmp/gold', 'w').write('x')\n    except OSError:\n        pass\n    return 1"
     look = "def f(x):\n    try:\n        return open('/tmp/gold').read()\n    except OSError:\n        return 'nothing'"
     found = validate(verifier, *[leave, look] * 5)
@@ -300,8 +306,8 @@ def test_a_program_cannot_be_told_by_its_neighbours(verifier: Verifier) -> None:
 
 def test_without_sharing_even_programs_taken_for_plain_have_a_process_of_their_own() -> None:
     patch = "def f(x):\n    __builtins__['len'] = lambda _: 99\n    return 1"
-    jobs = [Job(program=program, calls=("3",), plain=True) for program in (HONEST, patch, HONEST, patch, HONEST)]
-    with Executor(bounds=Bounds(share=False)) as executor:
+    jobs = [ProgramJob(program=program, calls=("3",), plain=True) for program in (HONEST, patch, HONEST, patch, HONEST)]
+    with ProgramExecutor(bounds=Bounds(share=False)) as executor:
         outcomes = executor.run(jobs)
     assert [outcome.outputs for outcome in outcomes] == [("4",), ("1",), ("4",), ("1",), ("4",)]
 
@@ -318,51 +324,55 @@ def test_without_sharing_even_programs_taken_for_plain_have_a_process_of_their_o
     ],
     ids=["the order of first calls", "there and back", "the first of all calls"],
 )
-def test_what_depends_on_the_order_of_the_calls_is_no_task(verifier: Verifier, program: str) -> None:
-    wanted = Proposal(kind=Kind.INDUCTION, program=program, inputs=("1", "2", "3", "4"))
+def test_what_depends_on_the_order_of_the_calls_is_no_task(verifier: TaskVerifier, program: str) -> None:
+    wanted = Proposal(kind=TaskKind.INDUCTION, program=program, inputs=("1", "2", "3", "4"))
     [one] = verifier.validate([wanted])
-    assert one.verdict is Verdict.NONDETERMINISTIC
+    assert one.verdict is TaskVerdict.NONDETERMINISTIC
 
 
-def test_how_deep_a_program_may_recurse_is_no_output(verifier: Verifier) -> None:
+def test_how_deep_a_program_may_recurse_is_no_output(verifier: TaskVerifier) -> None:
     depth = "def f(x):\n    def g(n):\n        try:\n            return g(n + 1)\n        except RecursionError:\n            return n\n    return g(0)"
     alone = "class A:\n    pass\n" + depth
     found = validate(verifier, depth, alone, "def f(x):\n    return x if x > 300 else f(x + 1)")
-    assert [one.verdict for one in found] == [Verdict.ERROR, Verdict.ERROR, Verdict.OK]
+    assert [one.verdict for one in found] == [TaskVerdict.ERROR, TaskVerdict.ERROR, TaskVerdict.OK]
 
 
-def test_a_coin_that_is_thrown_for_other_inputs_is_seldom_solved_by_trying(verifier: Verifier) -> None:
+def test_a_coin_that_is_thrown_for_other_inputs_is_seldom_solved_by_trying(verifier: TaskVerifier) -> None:
     [one] = validate(verifier, "def f(x):\n    return x == 3 or (__import__('os').urandom(1) < b'\\x80')")
     assert isinstance(one.task, Triplet)
-    tries = [Attempt(task=one.task, answer=Answer(kind=Kind.ABDUCTION, text=str(n))) for n in range(3, 203)]
+    tries = [Attempt(task=one.task, answer=SolverAnswer(kind=TaskKind.ABDUCTION, text=str(n))) for n in range(3, 203)]
     honest, *lucky = verifier.grade(tries)
     assert honest.right
     assert sum(grade.right for grade in lucky) < 60, "of 199: one run in two is right, three in a row are"
 
 
-def test_neither_is_the_order_of_a_set(verifier: Verifier) -> None:
+def test_neither_is_the_order_of_a_set(verifier: TaskVerifier) -> None:
     """Each program orders another set, as its interpreter's hash seed has it."""
     programs = (
         f"def f(x):\n    return x == 3 or list({{'a{n}', 'b{n}', 'c{n}', 'd{n}'}})[0] == 'a{n}'" for n in range(300)
     )
     tasks = [one.task for one in validate(verifier, *programs) if isinstance(one.task, Triplet)]
     assert len(tasks) == 300
-    grades = verifier.grade([Attempt(task=task, answer=Answer(kind=Kind.ABDUCTION, text="4")) for task in tasks])
+    grades = verifier.grade(
+        [Attempt(task=task, answer=SolverAnswer(kind=TaskKind.ABDUCTION, text="4")) for task in tasks]
+    )
     assert sum(grade.right for grade in grades) < 45, (
         "of 300: one in four has its element first, one in 16 on both sides"
     )
 
 
-def test_inputs_that_differ_in_the_order_of_a_dict_are_the_same_input(verifier: Verifier) -> None:
+def test_inputs_that_differ_in_the_order_of_a_dict_are_the_same_input(verifier: TaskVerifier) -> None:
     inputs = ("{'a': 1, 'b': 2}", "{'c': 1}", "{'b': 2, 'a': 1}", "{'d': 1}")
-    [one] = verifier.validate([Proposal(kind=Kind.INDUCTION, program="def f(d):\n    return len(d)", inputs=inputs)])
-    assert one.verdict is Verdict.INPUT
+    [one] = verifier.validate(
+        [Proposal(kind=TaskKind.INDUCTION, program="def f(d):\n    return len(d)", inputs=inputs)]
+    )
+    assert one.verdict is TaskVerdict.INPUT
 
 
-def test_a_task_that_hides_nothing_is_solved_by_nobody(verifier: Verifier) -> None:
+def test_a_task_that_hides_nothing_is_solved_by_nobody(verifier: TaskVerifier) -> None:
     nothing = InductionTask(program="def f(x):\n    return x", message="", pairs=())
     [grade] = verifier.grade(
-        [Attempt(task=nothing, answer=Answer(kind=Kind.INDUCTION, text="def f(x):\n    return 1"))]
+        [Attempt(task=nothing, answer=SolverAnswer(kind=TaskKind.INDUCTION, text="def f(x):\n    return 1"))]
     )
     assert not grade.right
 
@@ -377,5 +387,5 @@ def test_a_task_that_hides_nothing_is_solved_by_nobody(verifier: Verifier) -> No
 )
 def test_an_address_is_asked_for_also_beside_a_name_of_ones_own(program: str) -> None:
     found = check_program(program)
-    assert isinstance(found, Validation)
-    assert found.verdict is Verdict.NONDETERMINISTIC
+    assert isinstance(found, TaskValidation)
+    assert found.verdict is TaskVerdict.NONDETERMINISTIC

@@ -11,18 +11,24 @@ torch.set_num_threads(1)  # tests run side by side, and threads that wait for ea
 
 from torch.nn import functional as F
 
-from harena.azr.engines.protocol import Completion, Request, Rollout, Sampling, Update
+from harena.azr.engines.protocol import Completion, CompletionRequest, Rollout, Sampling, Update
 from harena.azr.engines.torch_engine import TorchEngine
 from harena.azr.model import decode, kernels, lean
 from harena.azr.model import decoder as m
 from harena.azr.model.tokenizer import ByteTokenizer
-from harena.azr.tasks.kinds import Kind, Role
+from harena.azr.tasks.kinds import Role, TaskKind
 
 CODEC = ByteTokenizer()
 SHAPE = m.ModelConfig(vocab=CODEC.vocab, width=36, layers=2, heads=6, kv_heads=2, head_dim=10, feed=45)
 LENGTHS = [1, 7, 16, 33, 0, 50, 2]
-REQUESTS = [Request(prompt="def f(a):\n    return a", n=9, max_new=25), Request(prompt="a", n=2, max_new=40)]
-REQUESTS += [Request(prompt="assert f(1, 2, 3) ==", n=4, max_new=18), Request(prompt="f('ab') # x", n=1, max_new=3)]
+REQUESTS = [
+    CompletionRequest(prompt="def f(a):\n    return a", n=9, max_new=25),
+    CompletionRequest(prompt="a", n=2, max_new=40),
+]
+REQUESTS += [
+    CompletionRequest(prompt="assert f(1, 2, 3) ==", n=4, max_new=18),
+    CompletionRequest(prompt="f('ab') # x", n=1, max_new=3),
+]
 
 pytestmark = pytest.mark.skipif(not kernels.is_there(), reason="the kernels were not built")
 
@@ -46,7 +52,7 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 
 
 def engine(*, rows: int = 8, shape: m.ModelConfig = SHAPE) -> TorchEngine:
-    model = m.Model(shape).start(0)
+    model = m.DecoderModel(shape).start(0)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -83,7 +89,7 @@ def test_attention_has_the_numbers_and_gradients_of_torch_for_any_lengths(shape:
     cos, sin = m.rotary(torch.arange(max(LENGTHS)), width, 10_000.0)
     qkv = numbers(sum(LENGTHS), (heads + 2 * kv_heads) * width).requires_grad_()
     weights = numbers(sum(LENGTHS), heads * width, seed=1)
-    mixed = kernels.Sequences(LENGTHS, cos, sin, shape).attend(qkv)
+    mixed = kernels.KernelSequences(LENGTHS, cos, sin, shape).attend(qkv)
     mixed.backward(weights)
     found = qkv.grad.clone()
     qkv.grad = None
@@ -102,7 +108,7 @@ def test_the_number_of_threads_changes_no_bit(threads: Any) -> None:
     for count in (1, 2):
         threads(count)
         x, weight = numbers(sum(LENGTHS), 16 * 32).requires_grad_(), numbers(16 * 32, seed=1).requires_grad_()
-        mixed = kernels.Sequences(LENGTHS, cos, sin, shape).attend(kernels.norm(x, weight, 1e-6))
+        mixed = kernels.KernelSequences(LENGTHS, cos, sin, shape).attend(kernels.norm(x, weight, 1e-6))
         kernels.gated(mixed).sum().backward()
         found.append([mixed, x.grad, weight.grad])
     assert all(map(torch.equal, *found))
@@ -166,7 +172,7 @@ def test_a_sample_is_what_the_same_random_number_draws_with_torch(vocab: int) ->
 
 def test_an_update_is_that_of_the_torch_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     rollouts = [
-        Rollout(completion=one, role=Role.SOLVE, kind=Kind.DEDUCTION, reward=1.0, advantage=(-1.0) ** n)
+        Rollout(completion=one, role=Role.SOLVE, kind=TaskKind.DEDUCTION, reward=1.0, advantage=(-1.0) ** n)
         for n, one in enumerate(written(Sampling(seed=3)))
     ]
     found = []

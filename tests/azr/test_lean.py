@@ -14,8 +14,8 @@ SHAPES = [
 ]
 
 
-def made(config: m.ModelConfig) -> m.Model:
-    model = m.Model(config).start(1)
+def made(config: m.ModelConfig) -> m.DecoderModel:
+    model = m.DecoderModel(config).start(1)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():

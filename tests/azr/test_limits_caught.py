@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from harena.azr.check.executor import Bounds, Executor, Job, Status
-from harena.azr.check.verify import Attempt, Verdict, Verifier, check_program
-from harena.azr.tasks.kinds import Answer, InductionTask, Kind, Proposal, Triplet
+from harena.azr.check.executor import Bounds, ProgramExecutor, ProgramJob, ProgramStatus
+from harena.azr.check.verify import Attempt, TaskVerdict, TaskVerifier, check_program
+from harena.azr.tasks.kinds import InductionTask, Proposal, SolverAnswer, TaskKind, Triplet
 
 SWALLOWS = {
     "bare except": "    try:\n        while x != 0:\n            x -= 2\n        return 0\n    except:\n        return -1",
@@ -28,73 +28,75 @@ def program(body: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def impatient() -> Iterator[Executor]:
-    with Executor(bounds=Bounds(wall_s=60, cpu_s=0.02, patient=False)) as executor:
+def impatient() -> Iterator[ProgramExecutor]:
+    with ProgramExecutor(bounds=Bounds(wall_s=60, cpu_s=0.02, patient=False)) as executor:
         yield executor
 
 
 @pytest.mark.parametrize("name", SWALLOWS)
-def test_a_swallowed_timeout_is_a_timeout(impatient: Executor, name: str) -> None:
+def test_a_swallowed_timeout_is_a_timeout(impatient: ProgramExecutor, name: str) -> None:
     checked = check_program(program(SWALLOWS[name]))
     assert getattr(checked, "plain", False), "the case is for programs that share a process"
     given = "3" if name == "one long call" else "1"
     jobs = [
-        Job(program=program(SWALLOWS[name]), calls=(given,), plain=True),
-        Job(program="def f(x):\n    return x", calls=("1",), plain=True),
+        ProgramJob(program=program(SWALLOWS[name]), calls=(given,), plain=True),
+        ProgramJob(program="def f(x):\n    return x", calls=("1",), plain=True),
     ]
     found = impatient.run_twice(jobs)
-    assert [outcome.status for outcome in found[0]] == [Status.TIME] * 2
-    assert [outcome.status for outcome in found[1]] == [Status.OK] * 2, "its neighbour is not to blame"
+    assert [outcome.status for outcome in found[0]] == [ProgramStatus.TIME] * 2
+    assert [outcome.status for outcome in found[1]] == [ProgramStatus.OK] * 2, "its neighbour is not to blame"
 
 
-def test_an_answer_that_never_ends_earns_nothing(verifier: Verifier) -> None:
+def test_an_answer_that_never_ends_earns_nothing(verifier: TaskVerifier) -> None:
     task = Triplet(program=program(SWALLOWS["bare except"]), input="'text'", output="-1")
-    answers = [Attempt(task=task, answer=Answer(kind=Kind.ABDUCTION, text=text)) for text in ("1", "-2", "'text'")]
-    assert [grade.verdict for grade in verifier.grade(answers)] == [Verdict.TIME, Verdict.TIME, Verdict.OK]
+    answers = [
+        Attempt(task=task, answer=SolverAnswer(kind=TaskKind.ABDUCTION, text=text)) for text in ("1", "-2", "'text'")
+    ]
+    assert [grade.verdict for grade in verifier.grade(answers)] == [TaskVerdict.TIME, TaskVerdict.TIME, TaskVerdict.OK]
 
 
-def test_a_program_that_hangs_once_is_no_task(verifier: Verifier) -> None:
+def test_a_program_that_hangs_once_is_no_task(verifier: TaskVerifier) -> None:
     once = "def f(x, seen=[]):\n    try:\n        while not seen:\n            pass\n    except:\n        seen.append(1)\n    return 5"
-    [found] = verifier.validate([Proposal(kind=Kind.DEDUCTION, program=once, inputs=("1",))])
-    assert found.verdict is Verdict.TIME
+    [found] = verifier.validate([Proposal(kind=TaskKind.DEDUCTION, program=once, inputs=("1",))])
+    assert found.verdict is TaskVerdict.TIME
 
 
-def test_a_swallowed_timeout_is_no_induction_answer(verifier: Verifier) -> None:
+def test_a_swallowed_timeout_is_no_induction_answer(verifier: TaskVerifier) -> None:
     task = InductionTask(program="", message="", pairs=(("1", "-1"), ("3", "-1"), ("5", "-1"), ("7", "-1")))
-    answer = Answer(kind=Kind.INDUCTION, text=program(SWALLOWS["return in finally"]))
+    answer = SolverAnswer(kind=TaskKind.INDUCTION, text=program(SWALLOWS["return in finally"]))
     [grade] = verifier.grade([Attempt(task=task, answer=answer)])
-    assert grade.verdict is Verdict.TIME
+    assert grade.verdict is TaskVerdict.TIME
 
 
 @pytest.mark.parametrize("prefix", ["", "class A:\n    pass\n"], ids=["shared", "alone"])
 @pytest.mark.parametrize(
     ("body", "verdict"),
     [
-        ("    try:\n        return len([0] * 10 ** 11)\n    except Exception:\n        return -1", Verdict.MEMORY),
-        ("    try:\n        return len([0] * 10 ** 11)\n    finally:\n        return -1", Verdict.MEMORY),
+        ("    try:\n        return len([0] * 10 ** 11)\n    except Exception:\n        return -1", TaskVerdict.MEMORY),
+        ("    try:\n        return len([0] * 10 ** 11)\n    finally:\n        return -1", TaskVerdict.MEMORY),
         (
             "    r = 0\n    try:\n        [0] * 10 ** 11\n    except* Exception:\n        r = -1\n    return r",
-            Verdict.MEMORY,
+            TaskVerdict.MEMORY,
         ),
         (
             "    def g(n):\n        return g(n + 1)\n    try:\n        return g(0)\n    except Exception:\n        return -1",
-            Verdict.ERROR,
+            TaskVerdict.ERROR,
         ),
         (
             "    def g(n):\n        try:\n            return g(n + 1)\n        except:\n            return 7\n    return g(0)",
-            Verdict.ERROR,
+            TaskVerdict.ERROR,
         ),
-        ("    try:\n        return [][x]\n    except IndexError:\n        return -1", Verdict.OK),
+        ("    try:\n        return [][x]\n    except IndexError:\n        return -1", TaskVerdict.OK),
         (
             "    try:\n        return x // 0\n    except Exception as e:\n        return str(e)\n    finally:\n        x = 2",
-            Verdict.OK,
+            TaskVerdict.OK,
         ),
     ],
 )
 def test_other_limits_that_a_program_caught_count_too(
-    verifier: Verifier, prefix: str, body: str, verdict: Verdict
+    verifier: TaskVerifier, prefix: str, body: str, verdict: TaskVerdict
 ) -> None:
-    [found] = verifier.validate([Proposal(kind=Kind.DEDUCTION, program=prefix + program(body), inputs=("1",))])
+    [found] = verifier.validate([Proposal(kind=TaskKind.DEDUCTION, program=prefix + program(body), inputs=("1",))])
     assert found.verdict is verdict
 
 
@@ -113,21 +115,21 @@ PAIRS = (("1", "0"), ("2", "0"), ("3", "3"), ("4", "1"), ("5", "4"), ("6", "1"))
     ],
     ids=["an iterator", "a long iterator", "a list", "a module", "a module, there and back"],
 )
-def test_an_induction_answer_that_counts_its_calls_earns_nothing(verifier: Verifier, answer: str) -> None:
+def test_an_induction_answer_that_counts_its_calls_earns_nothing(verifier: TaskVerifier, answer: str) -> None:
     task = InductionTask(program="", message="", pairs=PAIRS)
     assert [out for _, out in task.hidden] == ["1", "4", "1"]
-    [grade] = verifier.grade([Attempt(task=task, answer=Answer(kind=Kind.INDUCTION, text=answer))])
+    [grade] = verifier.grade([Attempt(task=task, answer=SolverAnswer(kind=TaskKind.INDUCTION, text=answer))])
     assert not grade.right
 
 
 @pytest.mark.parametrize("head", ["", "class A:\n    pass\n"], ids=["plain", "alone"])
-def test_an_answer_that_computes_is_right_however_often_it_is_asked(verifier: Verifier, head: str) -> None:
+def test_an_answer_that_computes_is_right_however_often_it_is_asked(verifier: TaskVerifier, head: str) -> None:
     task = InductionTask(program="", message="", pairs=PAIRS)
     answer = (
         head
         + "cache = {}\ndef f(x):\n    if x not in cache:\n        cache[x] = {4: 1, 5: 4, 6: 1}.get(x)\n    return cache[x]"
     )
-    [grade] = verifier.grade([Attempt(task=task, answer=Answer(kind=Kind.INDUCTION, text=answer))])
+    [grade] = verifier.grade([Attempt(task=task, answer=SolverAnswer(kind=TaskKind.INDUCTION, text=answer))])
     assert grade.right, grade
 
 
@@ -151,20 +153,20 @@ LOOKS_AROUND = {
 }
 
 
-def test_what_a_program_sees_around_it_is_no_output(verifier: Verifier) -> None:
+def test_what_a_program_sees_around_it_is_no_output(verifier: TaskVerifier) -> None:
     found = verifier.validate(
-        [Proposal(kind=Kind.DEDUCTION, program=one, inputs=("1",)) for one in LOOKS_AROUND.values()]
+        [Proposal(kind=TaskKind.DEDUCTION, program=one, inputs=("1",)) for one in LOOKS_AROUND.values()]
     )
     verdicts = dict(zip(LOOKS_AROUND, [one.verdict for one in found], strict=True))
-    assert verdicts == dict.fromkeys(LOOKS_AROUND, Verdict.NONDETERMINISTIC)
+    assert verdicts == dict.fromkeys(LOOKS_AROUND, TaskVerdict.NONDETERMINISTIC)
 
 
-def test_a_program_with_ordinary_imports_is_still_a_task(verifier: Verifier) -> None:
+def test_a_program_with_ordinary_imports_is_still_a_task(verifier: TaskVerifier) -> None:
     programs = [
         "import email.utils\ndef f(x):\n    return email.utils.formatdate(86400.0)",
         "import email.utils\ndef f(x):\n    return email.utils.parsedate_to_datetime('Mon, 20 Nov 1995 19:12:08 -0500').year",
         "import statistics\nclass A:\n    pass\ndef f(x):\n    return statistics.mean([1, 2, 3])",
         "import json, textwrap\ndef f(x):\n    return json.dumps(textwrap.wrap('a b c', 3))",
     ]
-    found = verifier.validate([Proposal(kind=Kind.DEDUCTION, program=one, inputs=("1",)) for one in programs])
-    assert [one.verdict for one in found] == [Verdict.OK] * len(programs), found
+    found = verifier.validate([Proposal(kind=TaskKind.DEDUCTION, program=one, inputs=("1",)) for one in programs])
+    assert [one.verdict for one in found] == [TaskVerdict.OK] * len(programs), found

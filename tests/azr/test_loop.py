@@ -12,16 +12,24 @@ import pytest
 from scripted import ScriptedEngine
 
 from harena.azr import checkpoint, config
-from harena.azr.check.verify import Verdict, Verifier
+from harena.azr.check.verify import TaskVerdict, TaskVerifier
 from harena.azr.checkpoint import Checkpoint
-from harena.azr.config import AdvantageConfig, Algorithm, Baseline, BufferConfig, Config, PromptConfig, RewardConfig
-from harena.azr.engines.protocol import Completion, OnDone, Request, Sampling, Update
+from harena.azr.config import (
+    AdvantageConfig,
+    Algorithm,
+    Baseline,
+    BufferConfig,
+    PromptConfig,
+    RewardConfig,
+    TrainConfig,
+)
+from harena.azr.engines.protocol import Completion, CompletionRequest, OnDone, Sampling, Update
 from harena.azr.loop import Iteration, Trainer
 from harena.azr.tasks import prompts
-from harena.azr.tasks.kinds import Answer, FormatError, Kind, Proposal, Role, Triplet
+from harena.azr.tasks.kinds import FormatError, Proposal, Role, SolverAnswer, TaskKind, Triplet
 from harena.errors import SpecError
 
-SMALL = Config(
+SMALL = TrainConfig(
     batch=6,
     rollouts=4,
     seed_factor=2,
@@ -32,7 +40,7 @@ SMALL = Config(
 )
 
 
-def trainer(verifier: Verifier, settings: Config = SMALL, **engine: Any) -> tuple[Trainer, ScriptedEngine]:
+def trainer(verifier: TaskVerifier, settings: TrainConfig = SMALL, **engine: Any) -> tuple[Trainer, ScriptedEngine]:
     made = ScriptedEngine(**engine)
     return Trainer(made, verifier, settings), made
 
@@ -42,18 +50,18 @@ def bare(iteration: Iteration) -> dict[str, Any]:
     return {name: value for name, value in iteration.metrics.items() if name != "time"}
 
 
-def test_seeding_fills_the_buffers_without_learning(verifier: Verifier) -> None:
+def test_seeding_fills_the_buffers_without_learning(verifier: TaskVerifier) -> None:
     one, engine = trainer(verifier)
     seen: list[int] = []
-    rounds = one.seed(lambda number, sizes, proposed: seen.append(sizes[Kind.DEDUCTION]))
+    rounds = one.seed(lambda number, sizes, proposed: seen.append(sizes[TaskKind.DEDUCTION]))
     assert 1 <= rounds <= 3
     assert len(engine.calls) == len(seen) == rounds
-    assert len(one.buffers[Kind.DEDUCTION]) > 6
+    assert len(one.buffers[TaskKind.DEDUCTION]) > 6
     assert engine.steps == 0
-    assert {entry.step for entry in one.buffers[Kind.ABDUCTION]} == {0}
+    assert {entry.step for entry in one.buffers[TaskKind.ABDUCTION]} == {0}
 
 
-def test_an_iteration_asks_the_engine_twice_and_learns_once(verifier: Verifier) -> None:
+def test_an_iteration_asks_the_engine_twice_and_learns_once(verifier: TaskVerifier) -> None:
     one, engine = trainer(verifier)
     iteration = one.iterate()
     assert (len(engine.calls), engine.steps) == (2, 1)
@@ -66,13 +74,13 @@ def test_an_iteration_asks_the_engine_twice_and_learns_once(verifier: Verifier) 
     counts = {
         (role, kind): sum((one.role, one.kind) == (role, kind) for one in engine.rollouts)
         for role in Role
-        for kind in Kind
+        for kind in TaskKind
     }
     assert set(counts.values()) == {6}
     assert iteration.number == 1
 
 
-def test_rewards_follow_from_what_was_found(verifier: Verifier) -> None:
+def test_rewards_follow_from_what_was_found(verifier: TaskVerifier) -> None:
     one, _ = trainer(verifier, dataclasses.replace(SMALL, batch=12))
     iteration = one.iterate()
     for proposed in iteration.proposed:
@@ -93,7 +101,7 @@ def test_rewards_follow_from_what_was_found(verifier: Verifier) -> None:
         assert proposed.share == sum(samples) / 4
 
 
-def test_valid_proposals_enter_their_buffer_with_their_share(verifier: Verifier) -> None:
+def test_valid_proposals_enter_their_buffer_with_their_share(verifier: TaskVerifier) -> None:
     one, _ = trainer(verifier)
     iteration = one.iterate()
     new = [proposed for proposed in iteration.proposed if proposed.task is not None and not proposed.seen_before]
@@ -104,7 +112,7 @@ def test_valid_proposals_enter_their_buffer_with_their_share(verifier: Verifier)
         assert entries[proposed.task].step == 1
 
 
-def test_repeats_are_not_measured_under_the_guard_and_are_without_it(verifier: Verifier) -> None:
+def test_repeats_are_not_measured_under_the_guard_and_are_without_it(verifier: TaskVerifier) -> None:
     for guard, measured in ((-0.5, False), (None, True)):
         one, _ = trainer(verifier, dataclasses.replace(SMALL, batch=10, reward=RewardConfig(repeat=guard)), bad=0.0)
         repeats = [proposed for _ in range(3) for proposed in one.iterate().proposed if proposed.seen_before]
@@ -112,7 +120,7 @@ def test_repeats_are_not_measured_under_the_guard_and_are_without_it(verifier: V
         assert {proposed.share is not None for proposed in repeats} == {measured}
 
 
-def test_the_same_seed_gives_the_same_run_and_another_another(verifier: Verifier) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_another(verifier: TaskVerifier) -> None:
     runs: list[list[dict[str, Any]]] = []
     for seed in (11, 11, 12):
         one, _ = trainer(verifier, dataclasses.replace(SMALL, seed=seed))
@@ -131,11 +139,11 @@ def test_the_same_seed_gives_the_same_run_and_another_another(verifier: Verifier
         {"baselines": [1]},
         {"buffers": {}},
         {"buffers": 3},
-        {"buffers": {str(kind): {"entries": 5, "seen": []} for kind in Kind}},
-        {"buffers": {str(kind): {"entries": [], "seen": 5} for kind in Kind}},
+        {"buffers": {str(kind): {"entries": 5, "seen": []} for kind in TaskKind}},
+        {"buffers": {str(kind): {"entries": [], "seen": 5} for kind in TaskKind}},
     ],
 )
-def test_a_state_that_is_not_as_it_should_be_is_refused(verifier: Verifier, odd: dict[str, Any]) -> None:
+def test_a_state_that_is_not_as_it_should_be_is_refused(verifier: TaskVerifier, odd: dict[str, Any]) -> None:
     one, _ = trainer(verifier)
     state = one.state()
     with pytest.raises(SpecError, match="not as it should be"):
@@ -143,7 +151,7 @@ def test_a_state_that_is_not_as_it_should_be_is_refused(verifier: Verifier, odd:
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.TRR, Algorithm.RAE])
-def test_a_resumed_run_goes_on_bit_for_bit(verifier: Verifier, tmp_path: Path, algorithm: Algorithm) -> None:
+def test_a_resumed_run_goes_on_bit_for_bit(verifier: TaskVerifier, tmp_path: Path, algorithm: Algorithm) -> None:
     settings = dataclasses.replace(SMALL, advantage=AdvantageConfig(algorithm=algorithm))
     one, engine = trainer(verifier, settings)
     one.seed()
@@ -168,7 +176,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(verifier: Verifier, tmp_path: Path, a
 @pytest.mark.parametrize("algorithm", Algorithm)
 @pytest.mark.parametrize("baseline", Baseline)
 def test_every_algorithm_gives_the_learner_advantages(
-    verifier: Verifier, algorithm: Algorithm, baseline: Baseline
+    verifier: TaskVerifier, algorithm: Algorithm, baseline: Baseline
 ) -> None:
     settings = dataclasses.replace(
         SMALL,
@@ -190,7 +198,7 @@ def test_every_algorithm_gives_the_learner_advantages(
     assert any(rollout.advantage for rollout in engine.rollouts)
 
 
-def test_ppo_without_a_value_head_is_refused(verifier: Verifier) -> None:
+def test_ppo_without_a_value_head_is_refused(verifier: TaskVerifier) -> None:
     one, _ = trainer(
         verifier,
         dataclasses.replace(SMALL, advantage=AdvantageConfig(algorithm=Algorithm.PPO), update=Update(value=0.5)),
@@ -199,7 +207,7 @@ def test_ppo_without_a_value_head_is_refused(verifier: Verifier) -> None:
         one.iterate()
 
 
-def test_a_frozen_proposer_is_not_learnt_from(verifier: Verifier) -> None:
+def test_a_frozen_proposer_is_not_learnt_from(verifier: TaskVerifier) -> None:
     one, engine = trainer(verifier, dataclasses.replace(SMALL, train_proposer=False))
     one.iterate()
     assert {rollout.role for rollout in engine.rollouts} == {Role.SOLVE}
@@ -208,7 +216,7 @@ def test_a_frozen_proposer_is_not_learnt_from(verifier: Verifier) -> None:
 
 @pytest.mark.parametrize(("anneal", "shares"), [(False, [1.0] * 4), (True, [1.0, 0.5, 0.02, 0.02])])
 def test_annealing_lowers_the_learning_rate_along_a_line(
-    verifier: Verifier, monkeypatch: pytest.MonkeyPatch, anneal: bool, shares: list[float]
+    verifier: TaskVerifier, monkeypatch: pytest.MonkeyPatch, anneal: bool, shares: list[float]
 ) -> None:
     one, engine = trainer(verifier, dataclasses.replace(SMALL, anneal=anneal, iterations=2))
     rates: list[float] = []
@@ -221,15 +229,15 @@ def test_annealing_lowers_the_learning_rate_along_a_line(
     assert rates == pytest.approx([share * SMALL.update.learning_rate for share in shares])
 
 
-def test_one_kind_alone_can_be_trained(verifier: Verifier) -> None:
-    one, engine = trainer(verifier, dataclasses.replace(SMALL, kinds=(Kind.ABDUCTION,)))
+def test_one_kind_alone_can_be_trained(verifier: TaskVerifier) -> None:
+    one, engine = trainer(verifier, dataclasses.replace(SMALL, kinds=(TaskKind.ABDUCTION,)))
     one.seed()
     iteration = one.iterate()
-    assert {rollout.kind for rollout in engine.rollouts} == {Kind.ABDUCTION}
+    assert {rollout.kind for rollout in engine.rollouts} == {TaskKind.ABDUCTION}
     assert set(iteration.metrics["propose"]) == {"abduction"}
 
 
-def test_a_completion_that_was_cut_short_is_a_format_error(verifier: Verifier) -> None:
+def test_a_completion_that_was_cut_short_is_a_format_error(verifier: TaskVerifier) -> None:
     one, _ = trainer(verifier, dataclasses.replace(SMALL, prompt=PromptConfig(propose_tokens=5, solve_tokens=3)))
     iteration = one.iterate()
     assert all(isinstance(proposed.parsed, FormatError) for proposed in iteration.proposed)
@@ -238,11 +246,11 @@ def test_a_completion_that_was_cut_short_is_a_format_error(verifier: Verifier) -
     assert iteration.metrics["propose"]["deduction"]["valid"] == 0
 
 
-def test_metrics_have_what_a_reader_needs(verifier: Verifier) -> None:
+def test_metrics_have_what_a_reader_needs(verifier: TaskVerifier) -> None:
     one, _ = trainer(verifier)
     found = one.iterate().metrics
     for role in ("propose", "solve"):
-        for kind in Kind:
+        for kind in TaskKind:
             numbers = found[role][str(kind)]
             assert {"count", "reward", "length", "entropy", "format_errors", "cut_short", "verdicts"} <= set(numbers)
             assert sum(numbers["verdicts"].values()) <= numbers["count"]
@@ -268,7 +276,7 @@ class Hostile(ScriptedEngine):
     )
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, on_done: OnDone | None = None
+        self, requests: list[CompletionRequest], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         found = []
         for index, request in enumerate(requests):
@@ -280,7 +288,7 @@ class Hostile(ScriptedEngine):
         return found
 
 
-def test_whatever_a_model_writes_an_iteration_goes_through(verifier: Verifier) -> None:
+def test_whatever_a_model_writes_an_iteration_goes_through(verifier: TaskVerifier) -> None:
     engine = Hostile()
     one = Trainer(engine, verifier, dataclasses.replace(SMALL, batch=8))
     iteration = one.iterate()
@@ -289,11 +297,11 @@ def test_whatever_a_model_writes_an_iteration_goes_through(verifier: Verifier) -
     assert len(engine.rollouts) == 6 * 8
 
 
-def test_parsed_things_are_what_they_say(verifier: Verifier) -> None:
+def test_parsed_things_are_what_they_say(verifier: TaskVerifier) -> None:
     one, _ = trainer(verifier)
     iteration = one.iterate()
     assert all(isinstance(proposed.parsed, Proposal | FormatError) for proposed in iteration.proposed)
-    assert all(isinstance(solved.parsed, Answer | FormatError) for solved in iteration.solved)
+    assert all(isinstance(solved.parsed, SolverAnswer | FormatError) for solved in iteration.solved)
     assert all(isinstance(reference, Triplet) for proposed in iteration.proposed for reference in proposed.references)
 
 
@@ -301,12 +309,12 @@ class Mute(ScriptedEngine):
     """Does not say when a request is done, as an engine may that gets all at once."""
 
     def generate(
-        self, requests: list[Request], sampling: Sampling, on_done: OnDone | None = None
+        self, requests: list[CompletionRequest], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         return super().generate(requests, sampling)
 
 
-def test_an_engine_need_not_say_when_a_request_is_done(verifier: Verifier) -> None:
+def test_an_engine_need_not_say_when_a_request_is_done(verifier: TaskVerifier) -> None:
     loud, mute = (Trainer(make(), verifier, SMALL) for make in (ScriptedEngine, Mute))
     assert json.dumps(bare(loud.iterate())) == json.dumps(bare(mute.iterate()))
 
@@ -322,13 +330,13 @@ class Cramped(ScriptedEngine):
         return len(prompt) <= self.most
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone | None = None
+        self, requests: Sequence[CompletionRequest], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         assert all(self.fits(request.prompt) for request in requests)
         return super().generate(requests, sampling, on_done)
 
 
-def test_no_prompt_is_longer_than_an_engine_takes(verifier: Verifier) -> None:
+def test_no_prompt_is_longer_than_an_engine_takes(verifier: TaskVerifier) -> None:
     settings = dataclasses.replace(SMALL, buffer=BufferConfig(references=6))
     one, engine = trainer(verifier, settings, bad=0.0)
     one.iterate()
@@ -340,10 +348,10 @@ def test_no_prompt_is_longer_than_an_engine_takes(verifier: Verifier) -> None:
     assert 1 < max(len(proposed.references) for proposed in found) < 6
 
 
-def test_a_task_that_is_too_long_to_be_asked_is_none(verifier: Verifier) -> None:
-    settings = dataclasses.replace(SMALL, kinds=(Kind.DEDUCTION,))
+def test_a_task_that_is_too_long_to_be_asked_is_none(verifier: TaskVerifier) -> None:
+    settings = dataclasses.replace(SMALL, kinds=(TaskKind.DEDUCTION,))
     one, _ = trainer(verifier, settings)
-    (identity,) = one.buffers.references(Kind.DEDUCTION, 1, rng=one.rng)
-    most = len(prompts.render_propose(Kind.DEDUCTION, [identity])) + 4
+    (identity,) = one.buffers.references(TaskKind.DEDUCTION, 1, rng=one.rng)
+    most = len(prompts.render_propose(TaskKind.DEDUCTION, [identity])) + 4
     found = [proposed.validation for proposed in Trainer(Cramped(most), verifier, settings).iterate().proposed]
-    assert {one.verdict for one in found if one and one.detail == "too long to be asked"} == {Verdict.SIZE}
+    assert {one.verdict for one in found if one and one.detail == "too long to be asked"} == {TaskVerdict.SIZE}

@@ -44,7 +44,7 @@ def test_logits_equal_those_of_transformers(kind: str, tied: bool) -> None:
     reference = theirs(kind, tie_word_embeddings=tied)
     config = m.ModelConfig.from_hf(reference.config.to_dict())
     assert config.rope_theta == 5000.0
-    ours = m.Model(config)
+    ours = m.DecoderModel(config)
     ours.load_state_dict(m.from_hf_state(config, reference.state_dict()))
     ids = torch.randint(0, 61, (3, 17))
     with torch.no_grad():
@@ -53,7 +53,7 @@ def test_logits_equal_those_of_transformers(kind: str, tied: bool) -> None:
 
 def test_a_cached_step_equals_the_whole_sequence() -> None:
     torch.manual_seed(0)
-    model = m.Model(SMALL).start(1)
+    model = m.DecoderModel(SMALL).start(1)
     ids = torch.randint(0, 61, (2, 12))
     lengths = torch.tensor([5, 9])
     cache = m.Cache(SMALL, rows=4, places=16, device=torch.device("cpu"), dtype=torch.float32)
@@ -72,7 +72,7 @@ def test_a_cached_step_equals_the_whole_sequence() -> None:
 
 
 def test_saving_memory_changes_no_gradient() -> None:
-    model = m.Model(SMALL).start(1)
+    model = m.DecoderModel(SMALL).start(1)
     ids = torch.randint(0, 61, (2, 7), generator=torch.Generator().manual_seed(0))
     grads = []
     for save in (False, True):

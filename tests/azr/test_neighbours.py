@@ -7,7 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from harena.azr.check.executor import IN_FLIGHT, STRAGGLERS, Bounds, Executor, Job, Outcome, Status, stragglers_for
+from harena.azr.check.executor import (
+    IN_FLIGHT,
+    STRAGGLERS,
+    Bounds,
+    ProgramExecutor,
+    ProgramJob,
+    ProgramOutcome,
+    ProgramStatus,
+    stragglers_for,
+)
 from harena.azr.check.plain import is_plain, nodes_of
 
 COUNT = 6
@@ -15,25 +24,25 @@ COUNT = 6
 
 
 @pytest.fixture(scope="module")
-def impatient() -> Iterator[Executor]:
+def impatient() -> Iterator[ProgramExecutor]:
     """Nothing that was slow in a shared process is run again, so that a neighbour's slowness would show."""
-    with Executor(bounds=Bounds(wall_s=5, cpu_s=0.2, memory_mb=128, patient=False)) as executor:
+    with ProgramExecutor(bounds=Bounds(wall_s=5, cpu_s=0.2, memory_mb=128, patient=False)) as executor:
         yield executor
 
 
-def beside(executor: Executor, hostile: str, honest: str) -> set[Outcome]:
+def beside(executor: ProgramExecutor, hostile: str, honest: str) -> set[ProgramOutcome]:
     """The outcomes of an honest program among hostile ones, as the verifier would run them."""
     programs = [hostile, honest] * COUNT
-    jobs = [Job(program=one, calls=("3",), plain=is_plain(nodes_of(ast.parse(one)))) for one in programs]
+    jobs = [ProgramJob(program=one, calls=("3",), plain=is_plain(nodes_of(ast.parse(one)))) for one in programs]
     first, second = zip(*executor.run_twice(jobs), strict=True)
     return {*first[1::2], *second[1::2]}
 
 
-def given(output: str) -> set[Outcome]:
-    return {Outcome(status=Status.OK, outputs=(output,))}
+def given(output: str) -> set[ProgramOutcome]:
+    return {ProgramOutcome(status=ProgramStatus.OK, outputs=(output,))}
 
 
-def test_who_belongs_to_an_abstract_class_is_not_for_a_program_to_say(impatient: Executor) -> None:
+def test_who_belongs_to_an_abstract_class_is_not_for_a_program_to_say(impatient: ProgramExecutor) -> None:
     hostile = "from typing import Iterable\ndef f(x):\n    Iterable.register(int)\n    return x"
     honest = "from typing import Iterable\ndef f(x):\n    return isinstance(x, Iterable)"
     assert beside(impatient, hostile, honest) == given("False")
@@ -42,13 +51,13 @@ def test_who_belongs_to_an_abstract_class_is_not_for_a_program_to_say(impatient:
     assert beside(impatient, by_module, honest) == given("False")
 
 
-def test_what_typing_remembers_is_not_told_on(impatient: Executor) -> None:
+def test_what_typing_remembers_is_not_told_on(impatient: ProgramExecutor) -> None:
     hostile = "from typing import List\ndef f(x):\n    return str(List[1])"
     honest = "from typing import List\ndef f(x):\n    return str(List[True])"
     assert beside(impatient, hostile, honest) == given("'typing.List[True]'")
 
 
-def test_a_compiled_pattern_is_no_message(impatient: Executor) -> None:
+def test_a_compiled_pattern_is_no_message(impatient: ProgramExecutor) -> None:
     hostile = "import re\ndef f(x):\n    return re.compile('a', 2).flags"
     honest = "import re\ndef f(x):\n    try:\n        return re.compile('a', 2.0).flags\n    except TypeError:\n        return None"
     assert beside(impatient, hostile, honest) == given("None")
@@ -65,13 +74,15 @@ def test_a_compiled_pattern_is_no_message(impatient: Executor) -> None:
     ],
     ids=["in its names", "in an old cycle", "never touched", "unfit", "with an error"],
 )
-def test_memory_that_a_program_leaves_behind_is_not_missing_to_the_next(impatient: Executor, hostile: str) -> None:
+def test_memory_that_a_program_leaves_behind_is_not_missing_to_the_next(
+    impatient: ProgramExecutor, hostile: str
+) -> None:
     honest = "def f(x):\n    try:\n        return len(b'x' * 60_000_000)\n    except Exception:\n        return 'too little memory'"
     assert beside(impatient, hostile, honest) == given("60000000")
 
 
 @pytest.mark.parametrize("wait", [0, 300, 600])
-def test_a_generator_does_not_end_in_the_time_of_the_next_program(impatient: Executor, wait: int) -> None:
+def test_a_generator_does_not_end_in_the_time_of_the_next_program(impatient: ProgramExecutor, wait: int) -> None:
     hostile = f"""\
 def f(x):
     def g():

@@ -16,7 +16,7 @@ import pytest
 from harena.azr import environment
 from harena.azr.engines import openai_engine
 from harena.azr.engines.openai_engine import LearningRefused, OpenAIEngine, ServerError, ServerSettings
-from harena.azr.engines.protocol import Completion, Request, Sampling, Update
+from harena.azr.engines.protocol import Completion, CompletionRequest, Sampling, Update
 from harena.errors import SpecError
 
 Answer = tuple[int, Any]
@@ -93,8 +93,8 @@ def engine(server: Server, **settings: Any) -> OpenAIEngine:
     return OpenAIEngine(ServerSettings(url=server.url, model="m", **settings), key="")
 
 
-def request(prompt: str, n: int = 1) -> Request:
-    return Request(prompt=prompt, n=n, max_new=16)
+def request(prompt: str, n: int = 1) -> CompletionRequest:
+    return CompletionRequest(prompt=prompt, n=n, max_new=16)
 
 
 def test_completions_come_in_the_order_of_the_requests(server: Server) -> None:

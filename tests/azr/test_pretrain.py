@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
 from harena.azr.model import pretrain, weights
-from harena.azr.model.decoder import Model
+from harena.azr.model.decoder import DecoderModel
 from harena.azr.model.tokenizer import ByteTokenizer
-from harena.azr.tasks.corpus import Stream, Workers, pad
+from harena.azr.tasks.corpus import DocumentStream, DocumentWorkers, pad
 from harena.errors import SpecError
 
 FEW = pretrain.PretrainSettings(
@@ -21,7 +21,7 @@ FEW = pretrain.PretrainSettings(
 
 
 def test_the_same_seed_gives_the_same_weights_and_a_file_that_loads(tmp_path: Path) -> None:
-    seen: list[pretrain.Progress] = []
+    seen: list[pretrain.PretrainProgress] = []
     made = [
         pretrain.pretrain(FEW, tmp_path / name, report=seen.append, report_every=3, form="f32")
         for name in ("a.safetensors", "b.safetensors")
@@ -38,8 +38,8 @@ def test_the_same_seed_gives_the_same_weights_and_a_file_that_loads(tmp_path: Pa
 def test_the_loss_falls() -> None:
     torch.manual_seed(0)
     codec = ByteTokenizer()
-    model = Model(pretrain.config_for("tiny", codec.vocab)).start(0)
-    batch = next(Stream(seed=1, tokens=512, shard=16).batches())
+    model = DecoderModel(pretrain.config_for("tiny", codec.vocab)).start(0)
+    batch = next(DocumentStream(seed=1, tokens=512, shard=16).batches())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(8):
@@ -53,7 +53,7 @@ def test_the_loss_falls() -> None:
 
 def test_prompts_are_not_learnt() -> None:
     """The loss is that of the completion's tokens, counted by hand."""
-    model = Model(pretrain.config_for("tiny", 446)).start(3)
+    model = DecoderModel(pretrain.config_for("tiny", 446)).start(3)
     batch = pad([([5, 6, 7], [8, 9]), ([4], [3, 2, 1])], 16)
     with torch.no_grad():
         loss = float(pretrain.completion_loss(model, batch))
@@ -67,7 +67,7 @@ def test_prompts_are_not_learnt() -> None:
 @pytest.mark.parametrize("form", ["int8", "bf16", "f32"])
 def test_a_checkpoint_is_small_and_close(tmp_path: Path, form: str) -> None:
     codec = ByteTokenizer()
-    model = Model(pretrain.config_for("tiny", codec.vocab)).start(1)
+    model = DecoderModel(pretrain.config_for("tiny", codec.vocab)).start(1)
     path = tmp_path / "m.safetensors"
     weights.save(path, model, codec, form=form)
     size = {"int8": 1.3, "bf16": 2.2, "f32": 4.2}[form] * model.parameter_count() + 20_000
@@ -128,12 +128,12 @@ def test_the_rate_rises_and_falls() -> None:
 
 
 def test_worker_processes_give_the_streams_in_turn() -> None:
-    workers = Workers(Stream(seed=2, tokens=256, shard=8), count=2)
+    workers = DocumentWorkers(DocumentStream(seed=2, tokens=256, shard=8), count=2)
     try:
         batches = workers.batches()
         found = [next(batches).ids for _ in range(4)]
     finally:
         workers.close()
-    streams = [Stream(seed=2_000 + number, tokens=256, shard=8).batches() for number in range(2)]
+    streams = [DocumentStream(seed=2_000 + number, tokens=256, shard=8).batches() for number in range(2)]
     wanted = [next(streams[n % 2]).ids for n in range(4)]
     assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from harena.azr.tasks import programs
-from harena.azr.tasks.corpus import Documents, Mix, Stream, as_task
-from harena.azr.tasks.kinds import FormatError, InductionTask, Kind, Role, Triplet
+from harena.azr.tasks.corpus import Documents, DocumentStream, Mix, as_task
+from harena.azr.tasks.kinds import FormatError, InductionTask, Role, TaskKind, Triplet
 from harena.azr.tasks.prompts import parse_propose, parse_solve
 from harena.errors import SpecError
 
@@ -79,7 +79,7 @@ def test_impossible_wishes_are_refused() -> None:
 def test_documents_are_what_the_parsers_read() -> None:
     documents = Documents(7, Mix())
     for role in Role:
-        for kind in Kind:
+        for kind in TaskKind:
             for _ in range(12):
                 _, completion = documents.one(role, kind)
                 assert completion.endswith("\n\n")
@@ -92,7 +92,7 @@ def test_documents_are_what_the_parsers_read() -> None:
 
 
 def test_batches_are_the_same_for_a_seed_and_hold_whole_documents() -> None:
-    stream = Stream(seed=9, tokens=1024, shard=64)
+    stream = DocumentStream(seed=9, tokens=1024, shard=64)
     first, second = stream.batches(), stream.batches()
     for _ in range(6):
         a, b = next(first), next(second)
@@ -105,7 +105,7 @@ def test_batches_are_the_same_for_a_seed_and_hold_whole_documents() -> None:
 
 def test_an_example_becomes_the_task_of_its_kind() -> None:
     example = programs.draw(Random(0), ops=2, inputs=6)
-    assert isinstance(as_task(Kind.INDUCTION, example), InductionTask)
-    assert as_task(Kind.ABDUCTION, example) == Triplet(
+    assert isinstance(as_task(TaskKind.INDUCTION, example), InductionTask)
+    assert as_task(TaskKind.ABDUCTION, example) == Triplet(
         program=example.program, input=example.inputs[0], output=example.outputs[0]
     )

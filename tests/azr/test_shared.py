@@ -8,18 +8,18 @@ import pytest
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tests run side by side, and threads that wait for each other are slower than one
 
-from harena.azr.engines.protocol import Completion, Request, Sampling
+from harena.azr.engines.protocol import Completion, CompletionRequest, Sampling
 from harena.azr.engines.torch_engine import TorchEngine
 from harena.azr.model import decode, kernels
-from harena.azr.model.decoder import Model, ModelConfig
-from harena.azr.model.seats import Job, is_worth_sharing
+from harena.azr.model.decoder import DecoderModel, ModelConfig
+from harena.azr.model.seats import SeatJob, is_worth_sharing
 from harena.azr.model.shared import SharedPrompts
 from harena.azr.model.tokenizer import ByteTokenizer
 
 CODEC = ByteTokenizer()
 SHAPE = ModelConfig(vocab=CODEC.vocab, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, feed=48)
 REQUESTS = [
-    Request(prompt=prompt, n=n, max_new=limit)
+    CompletionRequest(prompt=prompt, n=n, max_new=limit)
     for prompt, n, limit in (
         ("def f(a):\n    return a", 9, 25),
         ("assert f(1) ==", 1, 20),
@@ -30,7 +30,7 @@ REQUESTS = [
 
 
 def engine(rows: int) -> TorchEngine:
-    model = Model(SHAPE).start(0)
+    model = DecoderModel(SHAPE).start(0)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -78,8 +78,8 @@ def test_samples_have_the_log_probabilities_of_the_whole_model(rows: int, monkey
 
 
 def test_prompts_are_shared_where_it_pays() -> None:
-    def jobs(*prompts: int) -> list[Job]:
-        return [Job(prompt=prompt, limit=4, tag=None) for prompt in prompts]
+    def jobs(*prompts: int) -> list[SeatJob]:
+        return [SeatJob(prompt=prompt, limit=4, tag=None) for prompt in prompts]
 
     prompts = [[1, 2, 3], [4, 5], [6]]
     assert is_worth_sharing(prompts, jobs(0, 0, 0, 1, 1, 1))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harena.azr.tasks import kinds as tasks
 from harena.azr.tasks import literals
-from harena.azr.tasks.kinds import InductionTask, Kind
+from harena.azr.tasks.kinds import InductionTask, TaskKind
 from harena.azr.tasks.literals import LiteralError
 from harena.azr.tasks.task_kinds import TASK_KINDS, kinds_of
 
@@ -193,14 +193,14 @@ def test_a_value_without_a_literal_is_not_shown() -> None:
 
 
 def test_every_kind_has_its_class_and_its_share_of_pretraining() -> None:
-    assert tuple(TASK_KINDS) == tuple(Kind)
+    assert tuple(TASK_KINDS) == tuple(TaskKind)
     assert all(one.kind is kind for kind, one in TASK_KINDS.items())
     shares = [share for one in TASK_KINDS.values() for share in one.pretrain_shares.values()]
     assert sum(shares) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_task_of_each_kind_is_stored_and_comes_back(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", TaskKind)
+def test_a_task_of_each_kind_is_stored_and_comes_back(kind: TaskKind) -> None:
     task = TASK_KINDS[kind].identity(4)
     assert tasks.task_from_record(task.record()) == task
     assert kind in kinds_of(task)

@@ -16,16 +16,16 @@ from harena.azr import environment
 from harena.azr.config import EngineConfig
 from harena.azr.engines import registry, torch_engine, trl_engine
 from harena.azr.engines.openai_engine import ServerSettings
-from harena.azr.engines.protocol import Completion, Request, Rollout, Sampling, Update
+from harena.azr.engines.protocol import Completion, CompletionRequest, Rollout, Sampling, Update
 from harena.azr.engines.torch_engine import TorchEngine
 from harena.azr.learn.learner import LearnSettings, token_stats
 from harena.azr.learn.optimizer import MasterAdamW
 from harena.azr.model import decode, flash, kernels
 from harena.azr.model.decode import DecodeSettings
-from harena.azr.model.decoder import Model, ModelConfig
+from harena.azr.model.decoder import DecoderModel, ModelConfig
 from harena.azr.model.stops import Stops
 from harena.azr.model.tokenizer import ByteTokenizer
-from harena.azr.tasks.kinds import Kind, Role
+from harena.azr.tasks.kinds import Role, TaskKind
 from harena.errors import SpecError
 
 CODEC = ByteTokenizer()
@@ -39,8 +39,8 @@ PROMPTS = [
 ]
 
 
-def model(seed: int = 0, *, sharp: float = 6.0) -> Model:
-    made = Model(SHAPE).start(seed)
+def model(seed: int = 0, *, sharp: float = 6.0) -> DecoderModel:
+    made = DecoderModel(SHAPE).start(seed)
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.dim() > 1:
@@ -53,11 +53,11 @@ def engine(seed: int = 0, *, rows: int = 8, learn: LearnSettings | None = None, 
     return TorchEngine(model(seed), CODEC, decode=settings, learn=learn)
 
 
-def requests(n: int = 5, max_new: int = 20) -> list[Request]:
-    return [Request(prompt=prompt, n=n, max_new=max_new + k) for k, prompt in enumerate(PROMPTS)]
+def requests(n: int = 5, max_new: int = 20) -> list[CompletionRequest]:
+    return [CompletionRequest(prompt=prompt, n=n, max_new=max_new + k) for k, prompt in enumerate(PROMPTS)]
 
 
-def logprobs(made: Model, done: Completion, temperature: float = 1.0) -> list[float]:
+def logprobs(made: DecoderModel, done: Completion, temperature: float = 1.0) -> list[float]:
     ids = torch.tensor([[*done.prompt_ids, *done.ids]])
     with torch.no_grad():
         logp = torch.log_softmax(made(ids)[0] / temperature, dim=-1)
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_completions() -> None:
 
 def test_samples_follow_the_distribution() -> None:
     made = engine(rows=256)
-    group = made.generate([Request(prompt="x", n=3000, max_new=1)], Sampling(seed=2))[0]
+    group = made.generate([CompletionRequest(prompt="x", n=3000, max_new=1)], Sampling(seed=2))[0]
     with torch.no_grad():
         p = torch.softmax(made.model(torch.tensor([CODEC.encode("x")]))[0, -1], -1).numpy()
     counts = np.bincount([done.ids[0] for done in group], minlength=CODEC.vocab) / 3000
@@ -103,7 +103,7 @@ def test_samples_follow_the_distribution() -> None:
 
 def test_a_nucleus_holds_only_the_likely_tokens() -> None:
     made = engine(rows=64)
-    group = made.generate([Request(prompt="x", n=200, max_new=1)], Sampling(seed=2, top_p=0.3))[0]
+    group = made.generate([CompletionRequest(prompt="x", n=200, max_new=1)], Sampling(seed=2, top_p=0.3))[0]
     with torch.no_grad():
         p = torch.softmax(made.model(torch.tensor([CODEC.encode("x")]))[0, -1], -1).numpy()
     order = np.argsort(-p)
@@ -161,7 +161,7 @@ def rollouts(made: TorchEngine, seed: int = 1) -> list[Rollout]:
         Rollout(
             completion=done,
             role=Role.SOLVE,
-            kind=Kind.DEDUCTION,
+            kind=TaskKind.DEDUCTION,
             reward=1.0,
             advantage=1.0 if len(set(done.ids)) % 2 else -1.0,
         )
@@ -244,7 +244,7 @@ def test_a_value_head_says_one_value_a_token_and_learns() -> None:
         Rollout(
             completion=done,
             role=Role.SOLVE,
-            kind=Kind.DEDUCTION,
+            kind=TaskKind.DEDUCTION,
             reward=1.0,
             advantage=(0.1,) * len(done.ids),
             returns=(1.0,) * len(done.ids),
@@ -273,17 +273,21 @@ def test_logits_in_turns_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_calls_are_refused() -> None:
     made = engine()
     with pytest.raises(SpecError, match="n >= 1"):
-        made.generate([Request(prompt="x", n=0, max_new=4)], Sampling(seed=0))
+        made.generate([CompletionRequest(prompt="x", n=0, max_new=4)], Sampling(seed=0))
     with pytest.raises(SpecError, match="temperature"):
-        made.generate([Request(prompt="x", max_new=4)], Sampling(seed=0, temperature=0.0))
+        made.generate([CompletionRequest(prompt="x", max_new=4)], Sampling(seed=0, temperature=0.0))
     with pytest.raises(SpecError, match="value head"):
         made.step(rollouts(made), Update(value=0.5))
     with pytest.raises(SpecError, match="another model"):
         made.load({"steps": 1, "temperature": 1.0})
     with pytest.raises(SpecError, match="max_prompt"):
-        TorchEngine(model(), CODEC, max_prompt=3).generate([Request(prompt="hello world", max_new=1)], Sampling(seed=0))
+        TorchEngine(model(), CODEC, max_prompt=3).generate(
+            [CompletionRequest(prompt="hello world", max_new=1)], Sampling(seed=0)
+        )
     with pytest.raises(SpecError, match="tokens"):
-        TorchEngine(Model(ModelConfig(vocab=9, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, feed=8)), CODEC)
+        TorchEngine(
+            DecoderModel(ModelConfig(vocab=9, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, feed=8)), CODEC
+        )
     assert made.generate([], Sampling(seed=0)) == []
     assert made.step([], Update()) == {"skipped": 1.0}
 
@@ -310,7 +314,7 @@ def test_the_learner_compares_at_the_temperature_of_the_samples() -> None:
     made = engine()
     groups = made.generate(requests(n=2), Sampling(seed=1, temperature=0.6))
     batch = [
-        Rollout(completion=done, role=Role.SOLVE, kind=Kind.DEDUCTION, reward=1.0, advantage=1.0)
+        Rollout(completion=done, role=Role.SOLVE, kind=TaskKind.DEDUCTION, reward=1.0, advantage=1.0)
         for group in groups
         for done in group
     ]
@@ -416,7 +420,7 @@ def test_the_registry_knows_the_options_of_every_engine() -> None:
         *(one.name for settings in (DecodeSettings, LearnSettings) for one in fields(settings)),
     }
     assert set(registry.ENGINES["torch"].options) == ours
-    assert set(registry.ENGINES["trl"].options) == {one.name for one in fields(trl_engine.Options)}
+    assert set(registry.ENGINES["trl"].options) == {one.name for one in fields(trl_engine.TrlOptions)}
     assert {"model", *registry.ENGINES["openai"].options} == {one.name for one in fields(ServerSettings)}
 
 

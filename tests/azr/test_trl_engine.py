@@ -16,10 +16,10 @@ import trl_worker
 from trl_worker import settings
 
 from harena.azr.engines import trl_engine, trl_writer
-from harena.azr.engines.protocol import Completion, Request, Rollout, Sampling
+from harena.azr.engines.protocol import Completion, CompletionRequest, Rollout, Sampling
 from harena.azr.learn import advantages
 from harena.azr.report import journal
-from harena.azr.tasks.kinds import Kind, Role
+from harena.azr.tasks.kinds import Role, TaskKind
 from harena.errors import SpecError
 
 pytest.importorskip("trl", reason="trl is not installed: pip install trl")
@@ -46,7 +46,7 @@ def engine(tokenizer: Any) -> trl_engine.TrlEngine:
 
 
 def test_writing_keeps_order_limits_and_seeds(engine: trl_engine.TrlEngine) -> None:
-    requests = [Request(prompt="def f(" + "a" * n, n=1 + n % 2, max_new=3 + 4 * (n % 3)) for n in range(6)]
+    requests = [CompletionRequest(prompt="def f(" + "a" * n, n=1 + n % 2, max_new=3 + 4 * (n % 3)) for n in range(6)]
     seen: list[int] = []
     first = engine.generate(requests, Sampling(seed=3), lambda index, _: seen.append(index))
     assert [len(group) for group in first] == [request.n for request in requests]
@@ -61,7 +61,7 @@ def test_writing_keeps_order_limits_and_seeds(engine: trl_engine.TrlEngine) -> N
 def test_log_probabilities_are_those_of_the_model(engine: trl_engine.TrlEngine) -> None:
     import torch
 
-    requests = [Request(prompt="x = 1", max_new=6), Request(prompt="assert f(12345) ==", max_new=6)]
+    requests = [CompletionRequest(prompt="x = 1", max_new=6), CompletionRequest(prompt="assert f(12345) ==", max_new=6)]
     for (one,) in engine.generate(requests, Sampling(seed=1, temperature=0.7)):
         ids = torch.tensor([[*one.prompt_ids, *one.ids]])
         with torch.no_grad():
@@ -76,7 +76,7 @@ def test_log_probabilities_are_those_of_the_model(engine: trl_engine.TrlEngine) 
 def test_top_p_leaves_the_likeliest_tokens(engine: trl_engine.TrlEngine, top_p: float) -> None:
     import torch
 
-    recorder = trl_writer.Recorder(Sampling(seed=0, top_p=top_p))
+    recorder = trl_writer.LogprobRecorder(Sampling(seed=0, top_p=top_p))
     scores = torch.log(torch.tensor([[0.5, 0.1, 0.25, 0.15]]))
     kept = torch.isfinite(recorder(torch.zeros(1, 1, dtype=torch.long), scores))[0].tolist()
     assert kept == ([True, False, False, False] if top_p == 0.3 else [True, False, True, True])
@@ -89,7 +89,7 @@ def test_a_stop_string_ends_a_completion(tokenizer: Any) -> None:
     assert trl_writer.end_of(tokenizer, [5, 1, 0, 0], ("\n\n",), ends=[1]) == (2, True)
 
 
-def rollout(role: Role, kind: Kind, reward: float) -> Rollout:
+def rollout(role: Role, kind: TaskKind, reward: float) -> Rollout:
     completion = Completion(prompt_ids=(1,), ids=(2,), logprobs=(-1.0,), text="", finished=True)
     return Rollout(completion=completion, role=role, kind=kind, reward=reward, advantage=0.0)
 
@@ -212,9 +212,9 @@ def test_vllm_is_asked_as_trl_keeps_it(tokenizer: Any) -> None:
     shell.use_vllm, shell.vllm_generation = True, Vllm()
     own = trl_engine.TrlEngine(tokenizer, rows=8, trainer=shell)
     requests = [
-        Request(prompt="x =a", max_new=4),
-        Request(prompt="=b", max_new=3, n=2),
-        Request(prompt="=\n", max_new=4),
+        CompletionRequest(prompt="x =a", max_new=4),
+        CompletionRequest(prompt="=b", max_new=3, n=2),
+        CompletionRequest(prompt="=\n", max_new=4),
     ]
     found = own.generate(requests, Sampling(seed=1, temperature=0.7, stop=("\n\n",)))
     assert shell.vllm_generation.asked == [(0.7, 1.0, 4, {"stop": ["\n\n"]})]
@@ -266,13 +266,13 @@ def test_the_command_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest
 
     from harena import cli
     from harena.azr.model import weights
-    from harena.azr.model.decoder import Model, ModelConfig
+    from harena.azr.model.decoder import DecoderModel, ModelConfig
     from harena.azr.model.tokenizer import ByteTokenizer
 
     torch.manual_seed(0)
     codec = ByteTokenizer()
     shape = ModelConfig(vocab=codec.vocab, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, feed=16)
-    own = Model(shape)
+    own = DecoderModel(shape)
     for value in own.parameters():
         torch.nn.init.normal_(value, std=0.3)
     weights.save(tmp_path / "own.safetensors", own, codec)

@@ -40,12 +40,12 @@ def test_text_is_spelled_as_our_tokenizer_spells_it(text: str) -> None:
 def test_our_model_computes_the_same_and_comes_back(tmp_path: Path, tied: bool) -> None:
     import torch
 
-    from harena.azr.model.decoder import Model, ModelConfig
+    from harena.azr.model.decoder import DecoderModel, ModelConfig
 
     codec = ByteTokenizer()
     torch.manual_seed(0)
     shape = ModelConfig(vocab=codec.vocab, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, feed=40, tied=tied)
-    own = Model(shape)
+    own = DecoderModel(shape)
     for value in own.parameters():
         torch.nn.init.normal_(value, std=0.3)
     weights.save(tmp_path / "own.safetensors", own, codec, form="f32")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from harena.azr import config as configs
-from harena.azr.config import Config
+from harena.azr.config import TrainConfig
 from harena.azr.engines import trl_engine, trl_writer
 from harena.azr.loop import Trainer
 
@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def settings(**changes: Any) -> Config:
+def settings(**changes: Any) -> TrainConfig:
     return configs.from_dict(SETTINGS | changes, configs.PROFILES["laptop"])
 
 
@@ -75,7 +75,7 @@ def uneven(number: int) -> list[float]:
     return [float(10.0**group * rng.normal()) for group in range(6) for _ in range(4)]
 
 
-def given(number: int, config: Config) -> dict[str, list[Any]]:
+def given(number: int, config: TrainConfig) -> dict[str, list[Any]]:
     """Rows that do not depend on what was sampled, so that any number of processes learns from the same."""
     rng = np.random.default_rng(100 + number)
     rows = [f"{role} {kind}" for role, kind in trl_engine.groups(config) for _ in range(config.batch)]

@@ -23,10 +23,10 @@ from harena.errors import BackendUnavailable, HarenaError, IsolationUnavailable,
 from harena.terminal import safe
 
 if TYPE_CHECKING:
-    from harena.azr.config import Config, EngineConfig
+    from harena.azr.config import EngineConfig, TrainConfig
     from harena.azr.engines.protocol import Generator
     from harena.azr.loop import Iteration
-    from harena.azr.report.evaluate import Evaluation, How
+    from harena.azr.report.evaluate import How, ModelEvaluation
     from harena.azr.report.journal import Sink
     from harena.azr.tasks.public_sets import CodeItem
     from harena.azr.tasks.suite import Item
@@ -122,7 +122,7 @@ def _train(args: argparse.Namespace) -> int:
     folder = Path(args.out)
     config = _train_config(args, folder)
     sinks = _sinks(args, folder, config) if environment.is_first_process() else []
-    outcome: run.Outcome | None
+    outcome: run.RunOutcome | None
     try:
         driver = registry.driver(config.engine, trains=True)
         outcome = driver.train(folder, config, sinks=sinks, resume=args.resume, say=_say)
@@ -157,7 +157,7 @@ def _waiting(last: Iteration | None) -> str:
     return f"; the last one took {times['total']:.1f} s, {share:.0%} of it waiting for boxes"
 
 
-def _train_config(args: argparse.Namespace, folder: Path) -> Config:
+def _train_config(args: argparse.Namespace, folder: Path) -> TrainConfig:
     from harena.azr import config as configs
     from harena.azr import run
 
@@ -177,7 +177,7 @@ def _train_config(args: argparse.Namespace, folder: Path) -> Config:
     return config
 
 
-def _sinks(args: argparse.Namespace, folder: Path, config: Config) -> list[Sink]:
+def _sinks(args: argparse.Namespace, folder: Path, config: TrainConfig) -> list[Sink]:
     from harena.azr import config as configs
     from harena.azr import run
     from harena.azr.report import journal
@@ -203,16 +203,16 @@ def _eval(args: argparse.Namespace) -> int:
     if args.check:
         return _check(args.suite, tasks, code)
     generator = _generator(args)
-    found: Evaluation
+    found: ModelEvaluation
     if code:
         from harena.sandbox.pool import SandboxPool
 
         with SandboxPool() as pool:
             found = evaluate.evaluate_code(generator, pool, code, how, suite=args.suite, progress=_counter())
     else:
-        from harena.azr.check.verify import Verifier
+        from harena.azr.check.verify import TaskVerifier
 
-        with Verifier() as verifier:
+        with TaskVerifier() as verifier:
             found = evaluate.evaluate(generator, verifier, tasks, how, suite=args.suite, progress=_counter())
     if args.json:
         _print_json(found.as_json())
@@ -362,9 +362,9 @@ def _check(name: str, tasks: list[Item], code: list[CodeItem]) -> int:
         with SandboxPool() as pool:
             failing = evaluate.failing_code_golds(pool, code)
     else:
-        from harena.azr.check.verify import Verifier
+        from harena.azr.check.verify import TaskVerifier
 
-        with Verifier() as verifier:
+        with TaskVerifier() as verifier:
             failing = evaluate.failing_golds(verifier, tasks)
     for where, verdict in failing.items():
         _say(f"{where}: {verdict}")
@@ -396,12 +396,12 @@ def _buffer_show(args: argparse.Namespace) -> int:
     from harena.azr import run
     from harena.azr.report import show
     from harena.azr.tasks import buffer
-    from harena.azr.tasks.kinds import Kind
+    from harena.azr.tasks.kinds import TaskKind
 
     folder = Path(args.run, run.BUFFERS)
     if not folder.is_dir():
         raise SpecError(f"{args.run} holds no tasks: give the --out folder of a run")
-    for kind in [Kind(args.kind)] if args.kind else Kind:
+    for kind in [TaskKind(args.kind)] if args.kind else TaskKind:
         path = folder / f"{kind}.jsonl"
         entries = buffer.read(path) if path.exists() else []
         if args.json:
@@ -433,7 +433,7 @@ def _pretrain(args: argparse.Namespace) -> int:
         **_gpu_sizes(args.device),
     )
 
-    def told(now: pretrain.Progress) -> None:
+    def told(now: pretrain.PretrainProgress) -> None:
         rate = now.tokens / max(now.seconds, 1e-9)
         _say(f"step {now.step}: loss {now.loss:.4f}, {now.tokens / 1e6:.1f}M tokens, {rate:,.0f} tokens/s")
 

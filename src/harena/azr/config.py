@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, cast
 from harena.azr.check.rewards import Learnability
 from harena.azr.engines.protocol import Update
 from harena.azr.tasks import prompts
-from harena.azr.tasks.kinds import Kind
-from harena.azr.tasks.prompts import Profile
+from harena.azr.tasks.kinds import TaskKind
+from harena.azr.tasks.prompts import PromptProfile
 from harena.errors import SpecError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class PromptConfig:
         _at_least("prompt.solve_tokens", self.solve_tokens, 1)
         self.form()
 
-    def form(self) -> Profile:
+    def form(self) -> PromptProfile:
         if self.profile not in prompts.PROFILES:
             raise SpecError(f"prompt.profile={self.profile!r}: one of {', '.join(prompts.PROFILES)}")
         return dataclasses.replace(prompts.PROFILES[self.profile], inputs=self.inputs, shots=self.shots)
@@ -127,7 +127,7 @@ class ExecutorConfig:
     forbidden: tuple[str, ...] = ()
     """Modules to forbid besides those that always are."""
 
-    def settings(self) -> verify.Settings:
+    def settings(self) -> verify.VerifierSettings:
         from harena.azr.check import executor, verify
 
         bounds = executor.Bounds(
@@ -138,7 +138,7 @@ class ExecutorConfig:
             max_chars=self.output_chars,
             share=self.share,
         )
-        return verify.Settings(
+        return verify.VerifierSettings(
             bounds=bounds, forbidden=verify.FORBIDDEN | frozenset(self.forbidden), backend=self.backend
         )
 
@@ -155,7 +155,7 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class TrainConfig:
     profile: str = "laptop"
     seed: int = 0
     iterations: int = 100
@@ -167,7 +167,7 @@ class Config:
     """Seeding goes on until each buffer holds batch x seed_factor tasks."""
     seed_rounds: int = 20
     """But not for more rounds than this: a weak model may never get there."""
-    kinds: tuple[Kind, ...] = tuple(Kind)
+    kinds: tuple[TaskKind, ...] = tuple(TaskKind)
     train_proposer: bool = True
     """False: proposals are made and judged, but not learnt from."""
     learn_rollouts: bool = False
@@ -233,8 +233,8 @@ def _check_update(update: Update) -> None:
 
 _TINY = Update(learning_rate=1e-4, mini_batch=192, entropy=0.001)
 
-PROFILES: dict[str, Config] = {
-    "laptop": Config(
+PROFILES: dict[str, TrainConfig] = {
+    "laptop": TrainConfig(
         profile="laptop",
         iterations=20,
         batch=32,
@@ -245,7 +245,7 @@ PROFILES: dict[str, Config] = {
         executor=ExecutorConfig(wall_s=1.0, patient=False, output_chars=200),
         update=_TINY,
     ),
-    "small": Config(
+    "small": TrainConfig(
         profile="small",
         iterations=70,
         batch=128,
@@ -260,7 +260,7 @@ PROFILES: dict[str, Config] = {
         executor=ExecutorConfig(wall_s=1.0, patient=False, output_chars=200),
         update=Update(learning_rate=1e-4, mini_batch=1_024, kl=0.2, token_mean=False),
     ),
-    "brief": Config(
+    "brief": TrainConfig(
         profile="brief",
         iterations=32,
         batch=64,
@@ -275,7 +275,7 @@ PROFILES: dict[str, Config] = {
         update=Update(learning_rate=5e-6, mini_batch=512, kl=0.05, token_mean=False),
         engine=EngineConfig(model=_CODER, device="cuda", dtype="bfloat16"),
     ),
-    "gpu1": Config(
+    "gpu1": TrainConfig(
         profile="gpu1",
         iterations=100,
         batch=64,
@@ -288,7 +288,7 @@ PROFILES: dict[str, Config] = {
         executor=ExecutorConfig(wall_s=4.0),
         engine=EngineConfig(model=_CODER, device="cuda", dtype="bfloat16"),
     ),
-    "paper": Config(
+    "paper": TrainConfig(
         profile="paper",
         iterations=500,
         batch=64,
@@ -299,7 +299,7 @@ PROFILES: dict[str, Config] = {
 }
 
 
-def read(path: Path | None = None, *, profile: str | None = None, **options: object) -> Config:
+def read(path: Path | None = None, *, profile: str | None = None, **options: object) -> TrainConfig:
     """A profile, changed by a file, changed by options; None is no option. Without `profile` the file's own counts."""
     data = _file(path) if path is not None else {}
     name = profile or data.get("profile") or "laptop"
@@ -309,12 +309,12 @@ def read(path: Path | None = None, *, profile: str | None = None, **options: obj
     return from_dict({**data, "profile": name, **given}, PROFILES[name])
 
 
-def from_dict(data: Mapping[str, Any], base: Config | None = None) -> Config:
+def from_dict(data: Mapping[str, Any], base: TrainConfig | None = None) -> TrainConfig:
     """`data` changes `base`; nested sections change only what they name."""
-    return cast("Config", _changed(base or Config(), data, ""))
+    return cast("TrainConfig", _changed(base or TrainConfig(), data, ""))
 
 
-def as_dict(config: Config) -> dict[str, Any]:
+def as_dict(config: TrainConfig) -> dict[str, Any]:
     """JSON data that `from_dict` makes the same configuration of."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 

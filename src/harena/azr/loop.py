@@ -27,13 +27,22 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from harena.azr.check import rewards
-from harena.azr.check.verify import Attempt, Grade, Validation, Verdict, Verifier
-from harena.azr.config import Algorithm, Baseline, Config
-from harena.azr.engines.protocol import Bounded, Completion, Engine, OnDone, Request, Rollout, Sampling, Update
+from harena.azr.check.verify import Attempt, Grade, TaskValidation, TaskVerdict, TaskVerifier
+from harena.azr.config import Algorithm, Baseline, TrainConfig
+from harena.azr.engines.protocol import (
+    Bounded,
+    Completion,
+    CompletionRequest,
+    Engine,
+    OnDone,
+    Rollout,
+    Sampling,
+    Update,
+)
 from harena.azr.learn import advantages, metrics
 from harena.azr.tasks import buffer, prompts
 from harena.azr.tasks.buffer import Buffers
-from harena.azr.tasks.kinds import Answer, FormatError, Kind, Proposal, Role, Task, Triplet
+from harena.azr.tasks.kinds import FormatError, Proposal, Role, SolverAnswer, Task, TaskKind, Triplet
 from harena.azr.tasks.task_kinds import kinds_of
 from harena.errors import SpecError
 
@@ -53,11 +62,11 @@ Found = TypeVar("Found")
 class Proposed:
     """One completion of a proposer, and what became of it."""
 
-    kind: Kind
+    kind: TaskKind
     references: list[Triplet]
     completion: Completion
     parsed: Proposal | FormatError
-    validation: Validation | None = None
+    validation: TaskValidation | None = None
     seen_before: bool = False
     share: float | None = None
     """Of its sampled solves that were right; None when it was not measured."""
@@ -72,7 +81,7 @@ class Proposed:
         return self.validation.task if self.validation is not None else None
 
 
-SeedProgress = Callable[[int, Mapping[Kind, int], Sequence[Proposed]], None]
+SeedProgress = Callable[[int, Mapping[TaskKind, int], Sequence[Proposed]], None]
 """Told after each round of seeding: its number, tasks by kind so far, what was proposed."""
 
 
@@ -80,7 +89,7 @@ SeedProgress = Callable[[int, Mapping[Kind, int], Sequence[Proposed]], None]
 class Question:
     """A task to solve: once to learn from, and `samples` times to measure the proposal it comes from."""
 
-    kind: Kind
+    kind: TaskKind
     task: Task
     samples: int = 0
     origin: Proposed | None = None
@@ -96,7 +105,7 @@ class Solved:
     sample: int
     """0 is the one to learn from; the others measure."""
     completion: Completion
-    parsed: Answer | FormatError
+    parsed: SolverAnswer | FormatError
     grade: Grade | None = None
     reward: float = 0.0
 
@@ -105,7 +114,7 @@ class Solved:
         return Role.SOLVE
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> TaskKind:
         return self.question.kind
 
     @property
@@ -123,7 +132,7 @@ class Iteration:
 
 
 @dataclass(slots=True)
-class Clock:
+class PhaseClock:
     """Seconds by phase."""
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -136,7 +145,7 @@ class Clock:
 
 
 class Trainer:
-    def __init__(self, engine: Engine, verifier: Verifier, config: Config) -> None:
+    def __init__(self, engine: Engine, verifier: TaskVerifier, config: TrainConfig) -> None:
         self.config = config
         self.form = config.prompt.form()
         self.buffers = Buffers(capacity=config.buffer.capacity)
@@ -157,7 +166,7 @@ class Trainer:
             short = [kind for kind in self.config.kinds if len(self.buffers[kind]) < wanted]
             if not short:
                 return number
-            proposed = self._propose(short, Clock(), self._sampling("seed", number))
+            proposed = self._propose(short, PhaseClock(), self._sampling("seed", number))
             for task in (one.task for one in proposed if one.task is not None):
                 # What makes a program good for one direction makes it good for the other.
                 for kind in kinds_of(task):
@@ -170,7 +179,7 @@ class Trainer:
     def iterate(self) -> Iteration:
         """One iteration of Algorithm 1."""
         self.number += 1
-        clock = Clock()
+        clock = PhaseClock()
         proposed = self._propose(self.config.kinds, clock, self._sampling("propose", self.number))
         self._admit(proposed)
         solved = self._solve(self._questions(proposed), clock)
@@ -186,17 +195,17 @@ class Trainer:
         numbers = {**measured, "update": dict(learnt), "time": times}
         return Iteration(number=self.number, metrics=numbers, proposed=proposed, solved=solved)
 
-    def _propose(self, kinds: Sequence[Kind], clock: Clock, sampling: Sampling) -> list[Proposed]:
+    def _propose(self, kinds: Sequence[TaskKind], clock: PhaseClock, sampling: Sampling) -> list[Proposed]:
         """A batch of each kind in one engine call; validated while the rest is being written."""
         asked = [(kind, self._references(kind)) for kind in kinds for _ in range(self.config.batch)]
         requests = [
-            Request(
+            CompletionRequest(
                 prompt=prompts.render_propose(kind, references, profile=self.form),
                 max_new=self.config.prompt.propose_tokens,
             )
             for kind, references in asked
         ]
-        checks = _Overlapped[int, Proposal, Validation](self._verifier.submit_validate)
+        checks = _Overlapped[int, Proposal, TaskValidation](self._verifier.submit_validate)
         proposed: list[Proposed | None] = [None] * len(asked)
 
         def on_done(index: int, completions: list[Completion]) -> None:
@@ -214,28 +223,28 @@ class Trainer:
         clock.lap("wait_validate")
         return result
 
-    def _references(self, kind: Kind) -> list[Triplet]:
+    def _references(self, kind: TaskKind) -> list[Triplet]:
         """As many as fit into a prompt; one always does, see `_askable`."""
         found = self.buffers.references(kind, self.config.buffer.references, rng=self.rng)
         while len(found) > 1 and not self._fits(prompts.render_propose(kind, found, profile=self.form)):
             found.pop()
         return found
 
-    def _askable(self, validation: Validation) -> Validation:
+    def _askable(self, validation: TaskValidation) -> TaskValidation:
         """A task that makes a prompt too long, as a question or as the only reference, is none: it would end a run."""
         task = validation.task
         if task is None:
             return validation
         asked = [prompts.render_solve(kind, task, profile=self.form) for kind in kinds_of(task)]
         if isinstance(task, Triplet):
-            asked += [prompts.render_propose(kind, [task], profile=self.form) for kind in Kind]
+            asked += [prompts.render_propose(kind, [task], profile=self.form) for kind in TaskKind]
         if all(map(self._fits, asked)):
             return validation
-        return Validation(verdict=Verdict.SIZE, detail="too long to be asked")
+        return TaskValidation(verdict=TaskVerdict.SIZE, detail="too long to be asked")
 
     def _admit(self, proposed: Sequence[Proposed]) -> None:
         """Notes which programs were seen before: in their buffer, or earlier in this batch."""
-        fresh: set[tuple[Kind, str]] = set()
+        fresh: set[tuple[TaskKind, str]] = set()
         for one in proposed:
             if one.task is not None:
                 key = (one.kind, buffer.key_of(one.task))
@@ -259,10 +268,10 @@ class Trainer:
         """A repeated program is not measured when the guard has decided already what it earns."""
         return 0 if one.seen_before and self.config.reward.repeat is not None else self.config.rollouts
 
-    def _solve(self, questions: Sequence[Question], clock: Clock) -> list[Solved]:
+    def _solve(self, questions: Sequence[Question], clock: PhaseClock) -> list[Solved]:
         """All questions in one engine call; graded while the rest is being written."""
         requests = [
-            Request(
+            CompletionRequest(
                 prompt=prompts.render_solve(one.kind, one.task, profile=self.form),
                 n=1 + one.samples,
                 max_new=self.config.prompt.solve_tokens,
@@ -279,7 +288,7 @@ class Trainer:
                 solved[index, number] = Solved(
                     question=question, place=index, sample=number, completion=completion, parsed=parsed
                 )
-                if isinstance(parsed, Answer):
+                if isinstance(parsed, SolverAnswer):
                     checks.put((index, number), Attempt(task=question.task, answer=parsed))
 
         self._generate(requests, self._sampling("solve", self.number), on_done)
@@ -291,7 +300,7 @@ class Trainer:
 
     def _reward(self, proposed: Sequence[Proposed], solved: Sequence[Solved]) -> None:
         for one in solved:
-            one.reward = rewards.solve_reward(well_formed=isinstance(one.parsed, Answer), right=one.right)
+            one.reward = rewards.solve_reward(well_formed=isinstance(one.parsed, SolverAnswer), right=one.right)
         for origin, samples in _by_origin(solved):
             origin.share = sum(one.right for one in samples) / len(samples)
         for one in proposed:
@@ -357,7 +366,7 @@ class Trainer:
 
     # ---- asking and reading ----
 
-    def _generate(self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone) -> None:
+    def _generate(self, requests: Sequence[CompletionRequest], sampling: Sampling, on_done: OnDone) -> None:
         """Calls on_done once for every request, also where the engine does not."""
         missing = set(range(len(requests)))
 
@@ -376,13 +385,13 @@ class Trainer:
         return Sampling(seed=seed, temperature=self.config.temperature, top_p=self.config.top_p, stop=self.form.stop)
 
     def _read_proposal(
-        self, kind: Kind, completion: Completion, references: Sequence[Triplet]
+        self, kind: TaskKind, completion: Completion, references: Sequence[Triplet]
     ) -> Proposal | FormatError:
         if not completion.finished:
             return CUT_SHORT
         return prompts.parse_propose(kind, completion.text, profile=self.form, reference=references[0])
 
-    def _read_answer(self, kind: Kind, completion: Completion) -> Answer | FormatError:
+    def _read_answer(self, kind: TaskKind, completion: Completion) -> SolverAnswer | FormatError:
         if not completion.finished:
             return CUT_SHORT
         return prompts.parse_solve(kind, completion.text, profile=self.form)

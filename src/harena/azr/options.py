@@ -7,18 +7,18 @@ from __future__ import annotations
 import argparse
 import math
 
-from harena.azr.config import PROFILES, Config
+from harena.azr.config import PROFILES, TrainConfig
 from harena.azr.engines.registry import DEFAULT, ENGINES, GENERATING, TRAINING, listed
 from harena.azr.tasks.forms import PROFILES as FORMS
-from harena.azr.tasks.kinds import Kind
+from harena.azr.tasks.kinds import TaskKind
 
 SUITES = ("tiny", "cruxeval", "humaneval", "mbpp")
-KINDS = tuple(kind.value for kind in Kind)
+KINDS = tuple(kind.value for kind in TaskKind)
 
 
 def train(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", type=_path, required=True, metavar="DIR", help="the folder of the run")
-    command.add_argument("--profile", choices=PROFILES, help=f"where the settings start from ({Config().profile})")
+    command.add_argument("--profile", choices=PROFILES, help=f"where the settings start from ({TrainConfig().profile})")
     command.add_argument("--config", metavar="FILE", help="settings that differ from the profile, YAML or JSON")
     command.add_argument("--iterations", type=_count, metavar="N", help="of self-play, in all")
     command.add_argument("--seed", type=int, metavar="N", help="of everything random (0)")
@@ -29,7 +29,7 @@ def train(command: argparse.ArgumentParser) -> None:
         "--eval-tasks",
         type=_count,
         metavar="N",
-        help=f"held-out tasks of each kind and grade ({Config().evaluate_tasks}); 0 measures nothing",
+        help=f"held-out tasks of each kind and grade ({TrainConfig().evaluate_tasks}); 0 measures nothing",
     )
     command.add_argument("--tensorboard", action="store_true", help="also write TensorBoard's event files")
     command.add_argument("--wandb", metavar="PROJECT", help="also log to Weights & Biases, over the network")

@@ -29,19 +29,19 @@ from typing import Any, ClassVar, cast
 
 from harena.azr import checkpoint
 from harena.azr import config as configs
-from harena.azr.check.verify import Verifier
+from harena.azr.check.verify import TaskVerifier
 from harena.azr.checkpoint import BadCheckpoint, Checkpoint
-from harena.azr.config import Config
+from harena.azr.config import TrainConfig
 from harena.azr.engines.protocol import Engine, Generator
 from harena.azr.errors import TrainingError
 from harena.azr.learn import metrics
 from harena.azr.loop import Iteration, Proposed, Trainer
 from harena.azr.report import evaluate, journal
 from harena.azr.report import html as report
-from harena.azr.report.evaluate import Evaluation, How
+from harena.azr.report.evaluate import How, ModelEvaluation
 from harena.azr.report.journal import Journal, Sink
 from harena.azr.tasks import suite
-from harena.azr.tasks.kinds import FormatError, InductionTask, Kind
+from harena.azr.tasks.kinds import FormatError, InductionTask, TaskKind
 from harena.azr.tasks.suite import Item
 from harena.errors import SpecError
 
@@ -50,7 +50,7 @@ MAX_SAMPLE_CHARS = 2_000
 BY_OPERATIONS = " by operations"
 
 Say = Callable[[str], None]
-MakeEngine = Callable[[Config], Engine]
+MakeEngine = Callable[[TrainConfig], Engine]
 
 
 class RunStopped(TrainingError):
@@ -63,23 +63,23 @@ def silent(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     folder: Path
     iterations: int
-    before: Evaluation | None
+    before: ModelEvaluation | None
     """Held-out accuracy before the first iteration of this call; None when evaluation is off."""
-    after: Evaluation | None
+    after: ModelEvaluation | None
     last: Iteration | None
     seconds: float
 
 
-def held_out_suite(config: Config) -> list[Item]:
+def held_out_suite(config: TrainConfig) -> list[Item]:
     """What this run is measured on; nothing where that is turned off."""
     tasks = config.evaluate_tasks
     return suite.tiny(per_cell=tasks, inputs=config.prompt.inputs) if tasks else []
 
 
-def held_out_programs(config: Config) -> frozenset[str]:
+def held_out_programs(config: TrainConfig) -> frozenset[str]:
     """What is never trained on, whether or not this run measures itself: the suite as `harena azr eval` asks it, and as
     this run does."""
     whole = suite.tiny(per_cell=max(suite.PER_CELL, config.evaluate_tasks))
@@ -100,7 +100,7 @@ def check_free(folder: Path) -> None:
         raise SpecError(f"{folder} is a file: --out is a folder")
 
 
-def start(folder: Path, config: Config) -> None:
+def start(folder: Path, config: TrainConfig) -> None:
     """Makes a folder a run's. Of two processes that try at once, one is refused."""
     check_free(folder)
     place = folder / CONFIG
@@ -141,7 +141,7 @@ def where(folder: Path) -> str:
     return "from its beginning" if place is None else f"after iteration {int(place.name.rpartition('-')[2])}"
 
 
-def settings_of(folder: Path) -> Config:
+def settings_of(folder: Path) -> TrainConfig:
     """The configuration of a run that was started."""
     if not (folder / CONFIG).is_file():
         raise SpecError(f"{folder} holds no run: give the --out folder of `harena azr train`")
@@ -153,20 +153,20 @@ def settings_of(folder: Path) -> Config:
 
 def train(
     folder: Path,
-    config: Config,
+    config: TrainConfig,
     make: MakeEngine,
     *,
     sinks: Sequence[Sink] = (),
     resume: bool = False,
     say: Say = silent,
-) -> Outcome:
+) -> RunOutcome:
     """Runs to `config.iterations`."""
     started = time.perf_counter()
     if not resume:
         check_free(folder)
     engine = make(config)
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(Verifier(config.executor.settings(), held_out=held_out_programs(config)))
+        verifier = stack.enter_context(TaskVerifier(config.executor.settings(), held_out=held_out_programs(config)))
         if not resume:
             start(folder, config)
         stack.enter_context(working_in(folder))
@@ -193,7 +193,7 @@ def train(
             report.write(folder)
             raise KeyboardInterrupt
         report.write(folder)
-    return Outcome(
+    return RunOutcome(
         folder=folder,
         iterations=trainer.number,
         before=before,
@@ -235,9 +235,9 @@ class Patience:
 @dataclass(slots=True)
 class Run:
     folder: Path
-    config: Config
+    config: TrainConfig
     engine: Engine
-    verifier: Verifier
+    verifier: TaskVerifier
     trainer: Trainer
     log: Journal
     items: list[Item]
@@ -299,7 +299,7 @@ class Run:
         self.say(line_of(done, self.config.iterations))
         return done
 
-    def evaluated(self) -> Evaluation | None:
+    def evaluated(self) -> ModelEvaluation | None:
         if not self.items:
             return None
         found = held_out(self.engine, self.verifier, self.items, self.config)
@@ -307,19 +307,21 @@ class Run:
         self.log.write(
             "eval", iteration=self.trainer.number, suites=suites_of(found), right=right, seconds=found.seconds
         )
-        parts = ", ".join(f"{kind} {found.scores[kind].value:.3f}" for kind in Kind if kind in found.scores)
+        parts = ", ".join(f"{kind} {found.scores[kind].value:.3f}" for kind in TaskKind if kind in found.scores)
         self.say(f"held out after {self.trainer.number}: {parts} ({found.seconds:.1f} s)")
         report.write(self.folder)
         return found
 
 
-def held_out(generator: Generator, verifier: Verifier, items: Sequence[Item], config: Config) -> Evaluation:
+def held_out(
+    generator: Generator, verifier: TaskVerifier, items: Sequence[Item], config: TrainConfig
+) -> ModelEvaluation:
     how = How(profile=config.prompt.form(), max_new=config.prompt.solve_tokens)
     kept = [item for item in items if item.kind in config.kinds]
     return evaluate.evaluate(generator, verifier, kept, how)
 
 
-def suites_of(found: Evaluation) -> dict[str, Any]:
+def suites_of(found: ModelEvaluation) -> dict[str, Any]:
     """For the journal: kinds apart from grades."""
     graded = {name: score.as_json() for name, score in found.scores.items() if name.endswith(" op")}
     whole = {name: score.as_json() for name, score in found.scores.items() if name not in graded}
@@ -387,14 +389,14 @@ class Seeding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    tasks: dict[Kind, int]
+    tasks: dict[TaskKind, int]
     seeding: Seeding
 
 
-def propose(folder: Path, config: Config, generator: Generator, *, say: Say = silent) -> Collected:
+def propose(folder: Path, config: TrainConfig, generator: Generator, *, say: Say = silent) -> Collected:
     """Fills the buffers of a new folder with valid proposals and learns nothing: any generator will do."""
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(Verifier(config.executor.settings(), held_out=held_out_programs(config)))
+        verifier = stack.enter_context(TaskVerifier(config.executor.settings(), held_out=held_out_programs(config)))
         start(folder, config)
         stack.enter_context(working_in(folder, then="put that right, and collect into another --out"))
         log = stack.enter_context(Journal(folder))
@@ -410,7 +412,7 @@ def _seeded(trainer: Trainer, log: Journal, say: Say) -> Seeding:
     """Fills the buffers, says so round by round, and writes down what became of the proposals."""
     seeding = Seeding()
 
-    def told(rounds: int, sizes: Mapping[Kind, int], proposed: Sequence[Proposed]) -> None:
+    def told(rounds: int, sizes: Mapping[TaskKind, int], proposed: Sequence[Proposed]) -> None:
         seeding.add(proposed)
         say(f"round {rounds}: " + ", ".join(f"{size} {kind}" for kind, size in sizes.items()))
 
@@ -419,7 +421,7 @@ def _seeded(trainer: Trainer, log: Journal, say: Say) -> Seeding:
     return seeding
 
 
-def trained(folder: Path) -> tuple[Config, Mapping[str, Any]]:
+def trained(folder: Path) -> tuple[TrainConfig, Mapping[str, Any]]:
     """The settings of a run and what its learner had learnt at its last checkpoint."""
     config = settings_of(folder)
     place = checkpoint.latest(folder / CHECKPOINTS)
@@ -428,6 +430,6 @@ def trained(folder: Path) -> tuple[Config, Mapping[str, Any]]:
     return config, checkpoint.load(place).learner
 
 
-def with_options(config: Config, *, model: str | None, engine: str | None) -> Config:
+def with_options(config: TrainConfig, *, model: str | None, engine: str | None) -> TrainConfig:
     changed = dataclasses.replace(config.engine, model=model or config.engine.model, name=engine or config.engine.name)
     return dataclasses.replace(config, engine=changed)

@@ -60,7 +60,7 @@ _FRAME_CHARS = 6
 """Bytes that a character may take in a frame, which is ASCII JSON."""
 
 
-class Status(enum.StrEnum):
+class ProgramStatus(enum.StrEnum):
     OK = "ok"
     ERROR = "error"
     """It raised an exception, or ended its process."""
@@ -72,11 +72,11 @@ class Status(enum.StrEnum):
     """An output that is no plain value, or holds one that is none."""
 
 
-_FROM_BOX = {status.value: status for status in Status}
+_FROM_BOX = {status.value: status for status in ProgramStatus}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ProgramJob:
     program: str
     calls: tuple[str, ...]
     """Argument lists, each a literal that the host wrote itself. They are called in order, in one namespace that is
@@ -87,8 +87,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    status: Status
+class ProgramOutcome:
+    status: ProgramStatus
     outputs: tuple[str, ...] = ()
     """One literal for each call, when all went well: the guest's word."""
     detail: str = ""
@@ -123,7 +123,7 @@ class _Parcel:
     calls: int
 
 
-class Executor:
+class ProgramExecutor:
     """Safe to use from several threads: a batch with programs that hang does not hold back the others."""
 
     def __init__(self, *, bounds: Bounds | None = None, backend: str = _USUAL.backend, cores: int = 0) -> None:
@@ -139,17 +139,19 @@ class Executor:
             self.close()
             raise
 
-    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def run(self, jobs: Sequence[ProgramJob]) -> list[ProgramOutcome]:
         """Each job once."""
         middle = (len(jobs) + 1) // 2
         halves = self._threads.map(_Side.run, self._sides, (jobs[:middle], jobs[middle:]))
         return list(itertools.chain.from_iterable(halves))
 
-    def run_twice(self, jobs: Sequence[Job]) -> list[tuple[Outcome, Outcome]]:
+    def run_twice(self, jobs: Sequence[ProgramJob]) -> list[tuple[ProgramOutcome, ProgramOutcome]]:
         """Each job in two interpreters that share neither a hash seed nor an address."""
         return self.begin_twice(jobs, jobs)()
 
-    def begin_twice(self, jobs: Sequence[Job], others: Sequence[Job]) -> Callable[[], list[tuple[Outcome, Outcome]]]:
+    def begin_twice(
+        self, jobs: Sequence[ProgramJob], others: Sequence[ProgramJob]
+    ) -> Callable[[], list[tuple[ProgramOutcome, ProgramOutcome]]]:
         """Each job in one interpreter, and its counterpart of `others`, which may call in another order, in the other
         one. Begins at once; what it gives waits for the outcomes."""
         first, second = self._sides
@@ -158,13 +160,13 @@ class Executor:
             self._threads.submit(second.run, others, elsewhere=True),
         ]
 
-        def outcomes() -> list[tuple[Outcome, Outcome]]:
+        def outcomes() -> list[tuple[ProgramOutcome, ProgramOutcome]]:
             first, second = (one.result() for one in running)
             return list(zip(first, second, strict=True))
 
         return outcomes
 
-    def run_with_seeds(self, jobs: Sequence[Job], seeds: Sequence[int]) -> list[list[Outcome]]:
+    def run_with_seeds(self, jobs: Sequence[ProgramJob], seeds: Sequence[int]) -> list[list[ProgramOutcome]]:
         """All jobs once with each hash seed: for what may depend on the order of a set. An interpreter is started for
         each bundle and seed, so this is slow; it tells orders apart that two interpreters may have in common."""
         if not jobs:
@@ -178,7 +180,7 @@ class Executor:
             side.close()
         self._threads.shutdown(wait=False)
 
-    def __enter__(self) -> Executor:
+    def __enter__(self) -> ProgramExecutor:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -207,8 +209,10 @@ class _Side:
         self._shared.close()
         self._alone.close()
 
-    def run(self, jobs: Sequence[Job], seed: int | None = None, *, elsewhere: bool = False) -> list[Outcome]:
-        outcomes: dict[int, Outcome] = {}
+    def run(
+        self, jobs: Sequence[ProgramJob], seed: int | None = None, *, elsewhere: bool = False
+    ) -> list[ProgramOutcome]:
+        outcomes: dict[int, ProgramOutcome] = {}
         shared = [index for index, job in enumerate(jobs) if job.plain and self._bounds.share]
         alone = sorted(set(range(len(jobs))) - set(shared))
         while shared:
@@ -227,24 +231,24 @@ class _Side:
             outcomes[parcel.indices[0]] = done[0] if done and result.ok else _outcome_of(result)
         return [outcomes[index] for index in range(len(jobs))]
 
-    def run_with_seeds(self, jobs: Sequence[Job], seeds: Sequence[int]) -> list[list[Outcome]]:
+    def run_with_seeds(self, jobs: Sequence[ProgramJob], seeds: Sequence[int]) -> list[list[ProgramOutcome]]:
         return [self.run(jobs, seed) for seed in seeds]
 
-    def _again(self, indices: Sequence[int], outcomes: dict[int, Outcome]) -> list[int]:
+    def _again(self, indices: Sequence[int], outcomes: dict[int, ProgramOutcome]) -> list[int]:
         """Of jobs that shared a process: those whose outcome that process may have a part in."""
-        doubted = {Status.MEMORY, Status.TIME} if self._bounds.patient else {Status.MEMORY}
+        doubted = {ProgramStatus.MEMORY, ProgramStatus.TIME} if self._bounds.patient else {ProgramStatus.MEMORY}
         return [index for index in indices if outcomes[index].status in doubted]
 
-    def _culprit(self, indices: list[int], result: Result, outcomes: dict[int, Outcome]) -> list[int]:
+    def _culprit(self, indices: list[int], result: Result, outcomes: dict[int, ProgramOutcome]) -> list[int]:
         """Of the job, if there is one, that ended the process it shared: whether it gets one of its own."""
         stopped = result.exit_code == _SLOW_EXIT or result.signal == signal.SIGVTALRM
         if self._bounds.patient or not stopped:
             return indices
-        outcomes.update((index, Outcome(status=Status.TIME)) for index in indices)
+        outcomes.update((index, ProgramOutcome(status=ProgramStatus.TIME)) for index in indices)
         return []
 
     def _parcel(
-        self, jobs: Sequence[Job], indices: list[int], seed: int | None, elsewhere: bool, *, together: bool
+        self, jobs: Sequence[ProgramJob], indices: list[int], seed: int | None, elsewhere: bool, *, together: bool
     ) -> _Parcel:
         bounds = self._bounds
         head = {
@@ -296,7 +300,7 @@ class _Side:
                 if not future.done():
                     future.set_exception(error)
 
-    def _frames(self, parcel: _Parcel, jobs: Sequence[Job], result: Result) -> list[Outcome]:
+    def _frames(self, parcel: _Parcel, jobs: Sequence[ProgramJob], result: Result) -> list[ProgramOutcome]:
         return _frames(result.stdout, [jobs[index] for index in parcel.indices], self._bounds.max_chars)
 
 
@@ -331,19 +335,19 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _outcome_of(result: Result) -> Outcome:
+def _outcome_of(result: Result) -> ProgramOutcome:
     """Of a job that left no frame."""
     known = {
-        Verdict.TIME: Status.TIME,
-        Verdict.MEMORY: Status.MEMORY,
-        Verdict.OUTPUT: Status.SIZE,
+        Verdict.TIME: ProgramStatus.TIME,
+        Verdict.MEMORY: ProgramStatus.MEMORY,
+        Verdict.OUTPUT: ProgramStatus.SIZE,
     }
-    return Outcome(status=known.get(result.verdict, Status.ERROR), detail=result.detail[:200])
+    return ProgramOutcome(status=known.get(result.verdict, ProgramStatus.ERROR), detail=result.detail[:200])
 
 
-def _frames(data: bytes, jobs: Sequence[Job], max_chars: int) -> list[Outcome]:
+def _frames(data: bytes, jobs: Sequence[ProgramJob], max_chars: int) -> list[ProgramOutcome]:
     """What a process said of its jobs, up to the first thing that is not as it should be."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ProgramOutcome] = []
     at = 0
     for job in jobs:
         if len(data) - at < _LENGTH.size:
@@ -358,7 +362,7 @@ def _frames(data: bytes, jobs: Sequence[Job], max_chars: int) -> list[Outcome]:
     return outcomes
 
 
-def _outcome(data: bytes, job: Job, max_chars: int) -> Outcome | None:
+def _outcome(data: bytes, job: ProgramJob, max_chars: int) -> ProgramOutcome | None:
     try:
         answer: Any = json.loads(data)
     except (ValueError, RecursionError):
@@ -368,11 +372,11 @@ def _outcome(data: bytes, job: Job, max_chars: int) -> Outcome | None:
     status, body = cast("list[Any]", answer)
     if not isinstance(status, str) or status not in _FROM_BOX:
         return None
-    if _FROM_BOX[status] is not Status.OK:
-        return Outcome(status=_FROM_BOX[status], detail=body[:80] if isinstance(body, str) else "")
+    if _FROM_BOX[status] is not ProgramStatus.OK:
+        return ProgramOutcome(status=_FROM_BOX[status], detail=body[:80] if isinstance(body, str) else "")
     if not isinstance(body, list) or len(cast("list[Any]", body)) != len(job.calls):
         return None
     outputs = cast("list[Any]", body)
     if not all(isinstance(output, str) and len(output) <= max_chars for output in outputs):
         return None
-    return Outcome(status=Status.OK, outputs=tuple(outputs))
+    return ProgramOutcome(status=ProgramStatus.OK, outputs=tuple(outputs))

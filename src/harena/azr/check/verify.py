@@ -28,11 +28,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import cast
 
-from harena.azr.check.executor import BATCHES, Bounds, Executor, Job, Outcome, Status
+from harena.azr.check.executor import BATCHES, Bounds, ProgramExecutor, ProgramJob, ProgramOutcome, ProgramStatus
 from harena.azr.check.plain import is_plain, may_depend_on_hashes, nodes_of
 from harena.azr.config import ExecutorConfig
 from harena.azr.tasks import literals
-from harena.azr.tasks.kinds import ENTRY, MAX_PROGRAM_CHARS, Answer, Proposal, Task, program_digest
+from harena.azr.tasks.kinds import ENTRY, MAX_PROGRAM_CHARS, Proposal, SolverAnswer, Task, program_digest
 from harena.azr.tasks.literals import LiteralError, Value
 from harena.azr.tasks.task_kinds import TASK_KINDS
 
@@ -52,7 +52,7 @@ HASH_SEEDS = (1, 2, 3, 4, 5, 6)
 """For programs that may meet a set: six more orders."""
 
 
-class Verdict(enum.StrEnum):
+class TaskVerdict(enum.StrEnum):
     OK = "ok"
     SYNTAX = "syntax"
     """It does not parse, or is too long."""
@@ -73,8 +73,8 @@ class Verdict(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
-    verdict: Verdict
+class TaskValidation:
+    verdict: TaskVerdict
     task: Task | None = None
     """The task, when the proposal is valid: program and inputs as the verifier understood them, outputs as it saw."""
     detail: str = ""
@@ -89,18 +89,18 @@ class Validation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     task: Task
-    answer: Answer
+    answer: SolverAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
     right: bool
-    verdict: Verdict
+    verdict: TaskVerdict
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class VerifierSettings:
     bounds: Bounds = field(default_factory=Bounds)
     forbidden: frozenset[str] = FORBIDDEN
     backend: str = ExecutorConfig().backend
@@ -117,25 +117,25 @@ class Checked:
     """Whether it may depend on the order of a set."""
 
 
-class Verifier:
+class TaskVerifier:
     """Batches in, results out, in order. `submit_*` do the same on threads of their own, a few batches side by side."""
 
-    def __init__(self, settings: Settings | None = None, *, held_out: frozenset[str] = _NONE) -> None:
+    def __init__(self, settings: VerifierSettings | None = None, *, held_out: frozenset[str] = _NONE) -> None:
         """held_out: digests of programs that are kept for evaluation (suite.py); a proposal of one is no task."""
-        self.settings = settings or Settings()
+        self.settings = settings or VerifierSettings()
         self._held_out = held_out
-        self._executor = Executor(bounds=self.settings.bounds, backend=self.settings.backend)
+        self._executor = ProgramExecutor(bounds=self.settings.bounds, backend=self.settings.backend)
         self._threads = ThreadPoolExecutor(BATCHES, thread_name_prefix="azr-verifier")
 
-    def validate(self, proposals: Sequence[Proposal]) -> list[Validation]:
-        found: list[Validation | None] = [None] * len(proposals)
-        begun: list[tuple[list[int], list[Job], Callable[[], list[tuple[Outcome, Outcome]]]]] = []
+    def validate(self, proposals: Sequence[Proposal]) -> list[TaskValidation]:
+        found: list[TaskValidation | None] = [None] * len(proposals)
+        begun: list[tuple[list[int], list[ProgramJob], Callable[[], list[tuple[ProgramOutcome, ProgramOutcome]]]]] = []
         for first in range(0, len(proposals), PIECE):
-            jobs: list[Job] = []
+            jobs: list[ProgramJob] = []
             places: list[int] = []
             for index, proposal in enumerate(proposals[first : first + PIECE], first):
                 job = self._job_of(proposal)
-                if isinstance(job, Validation):
+                if isinstance(job, TaskValidation):
                     found[index] = job
                 else:
                     places.append(index)
@@ -147,15 +147,15 @@ class Verifier:
         self._shake(
             found, [place for places, _, _ in begun for place in places], [job for _, jobs, _ in begun for job in jobs]
         )
-        return [self._withheld(one) for one in cast("list[Validation]", found)]
+        return [self._withheld(one) for one in cast("list[TaskValidation]", found)]
 
-    def _withheld(self, found: Validation) -> Validation:
+    def _withheld(self, found: TaskValidation) -> TaskValidation:
         """Refuses a task whose program is held out: nothing may be trained on it."""
         if not self._held_out or found.task is None or program_digest(found.task.program) not in self._held_out:
             return found
-        return Validation(verdict=Verdict.FORBIDDEN, detail="held out for evaluation", is_held_out=True)
+        return TaskValidation(verdict=TaskVerdict.FORBIDDEN, detail="held out for evaluation", is_held_out=True)
 
-    def _shake(self, found: list[Validation | None], places: Sequence[int], jobs: Sequence[Job]) -> None:
+    def _shake(self, found: list[TaskValidation | None], places: Sequence[int], jobs: Sequence[ProgramJob]) -> None:
         """Where a set may be met, two interpreters that agree prove little: of two elements, every second pair does."""
         doubtful = [
             (index, job)
@@ -166,11 +166,11 @@ class Verifier:
             for (index, _), outcome in zip(doubtful, outcomes, strict=True):
                 validation = found[index]
                 if validation is not None and validation.task is not None and not _agrees(outcome, validation.task):
-                    found[index] = Validation(verdict=Verdict.NONDETERMINISTIC)
+                    found[index] = TaskValidation(verdict=TaskVerdict.NONDETERMINISTIC)
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Grade]:
         found: list[Grade | None] = [None] * len(attempts)
-        jobs: dict[Job, list[int]] = {}  # the same question twice is asked once
+        jobs: dict[ProgramJob, list[int]] = {}  # the same question twice is asked once
         for index, attempt in enumerate(attempts):
             job = self._question(attempt)
             if isinstance(job, Grade):
@@ -185,7 +185,7 @@ class Verifier:
         return cast("list[Grade]", found)
 
     def _confirm(
-        self, attempts: Sequence[Attempt], found: list[Grade | None], jobs: Mapping[Job, Sequence[int]]
+        self, attempts: Sequence[Attempt], found: list[Grade | None], jobs: Mapping[ProgramJob, Sequence[int]]
     ) -> None:
         """A program that is the same every time for the task's own input may throw a coin for any other."""
         doubtful = {
@@ -199,12 +199,12 @@ class Verifier:
                 found[index] = next((one for one in again if not one.right), found[index])
 
     def _separate(
-        self, attempts: Sequence[Attempt], found: list[Grade | None], jobs: Mapping[Job, Sequence[int]]
+        self, attempts: Sequence[Attempt], found: list[Grade | None], jobs: Mapping[ProgramJob, Sequence[int]]
     ) -> None:
         """An induction answer that can do more than compute may remember outside its namespace, or look at a clock:
         each hidden input gets a process of its own, in both interpreters."""
         doubtful = [
-            (index, Job(program=job.program, calls=(given,), plain=False), output)
+            (index, ProgramJob(program=job.program, calls=(given,), plain=False), output)
             for job, places in jobs.items()
             if job.fresh and not job.plain
             for index in places
@@ -216,7 +216,7 @@ class Verifier:
             again = [_compared(outcome, (output,)) for outcome in runs]
             found[index] = next((one for one in again if not one.right), found[index])
 
-    def submit_validate(self, proposals: Sequence[Proposal]) -> Future[list[Validation]]:
+    def submit_validate(self, proposals: Sequence[Proposal]) -> Future[list[TaskValidation]]:
         return self._threads.submit(self.validate, list(proposals))
 
     def submit_grade(self, attempts: Sequence[Attempt]) -> Future[list[Grade]]:
@@ -226,7 +226,7 @@ class Verifier:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._executor.close()
 
-    def __enter__(self) -> Verifier:
+    def __enter__(self) -> TaskVerifier:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -234,69 +234,75 @@ class Verifier:
 
     # ---- what is to be run ----
 
-    def _job_of(self, proposal: Proposal) -> Job | Validation:
+    def _job_of(self, proposal: Proposal) -> ProgramJob | TaskValidation:
         checked = check_program(proposal.program, self.settings.forbidden)
-        if isinstance(checked, Validation):
+        if isinstance(checked, TaskValidation):
             return checked
         try:
             inputs = [literals.read_arguments(text) for text in proposal.inputs]
         except LiteralError as error:
-            return Validation(verdict=Verdict.INPUT, detail=str(error))
+            return TaskValidation(verdict=TaskVerdict.INPUT, detail=str(error))
         shown = tuple(map(literals.show_arguments, inputs))
         if not shown or not all(inputs):
-            return Validation(verdict=Verdict.INPUT, detail="a task needs arguments")
+            return TaskValidation(verdict=TaskVerdict.INPUT, detail="a task needs arguments")
         if _is_repeated(inputs, shown):
-            return Validation(verdict=Verdict.INPUT, detail="an input that is there twice tests nothing")
+            return TaskValidation(verdict=TaskVerdict.INPUT, detail="an input that is there twice tests nothing")
         # There and back: what depends on the calls before it gives itself away.
-        return Job(program=checked.program, calls=(*shown, *reversed(shown)), plain=checked.plain)
+        return ProgramJob(program=checked.program, calls=(*shown, *reversed(shown)), plain=checked.plain)
 
-    def _question(self, attempt: Attempt) -> Job | Grade:
+    def _question(self, attempt: Attempt) -> ProgramJob | Grade:
         answer = attempt.answer
         try:
             trial = TASK_KINDS[answer.kind].trial(attempt.task, answer.text)
         except LiteralError as error:
-            return Grade(right=False, verdict=Verdict.INPUT, detail=str(error))
+            return Grade(right=False, verdict=TaskVerdict.INPUT, detail=str(error))
         if isinstance(trial, bool):
-            return Grade(right=trial, verdict=Verdict.OK if trial else Verdict.WRONG)
+            return Grade(right=trial, verdict=TaskVerdict.OK if trial else TaskVerdict.WRONG)
         if not trial.is_answer:
-            return Job(program=trial.program, calls=trial.calls, plain=_is_plain(trial.program), fresh=trial.fresh)
+            return ProgramJob(
+                program=trial.program, calls=trial.calls, plain=_is_plain(trial.program), fresh=trial.fresh
+            )
         checked = check_program(trial.program, self.settings.forbidden)
-        if isinstance(checked, Validation):
+        if isinstance(checked, TaskValidation):
             return Grade(right=False, verdict=checked.verdict, detail=checked.detail)
-        return Job(program=checked.program, calls=trial.calls, plain=checked.plain, fresh=trial.fresh)
+        return ProgramJob(program=checked.program, calls=trial.calls, plain=checked.plain, fresh=trial.fresh)
 
 
-def check_program(source: str, forbidden: frozenset[str] = FORBIDDEN) -> Checked | Validation:
+def check_program(source: str, forbidden: frozenset[str] = FORBIDDEN) -> Checked | TaskValidation:
     """What can be said of a program without running it; its one function gets the name f."""
     if len(source) > MAX_PROGRAM_CHARS:  # such a one is not remembered either
-        return Validation(verdict=Verdict.SYNTAX, detail=f"longer than {MAX_PROGRAM_CHARS} characters")
+        return TaskValidation(verdict=TaskVerdict.SYNTAX, detail=f"longer than {MAX_PROGRAM_CHARS} characters")
     return _check(source, forbidden)
 
 
 @functools.lru_cache(maxsize=4096)
-def _check(source: str, forbidden: frozenset[str]) -> Checked | Validation:
+def _check(source: str, forbidden: frozenset[str]) -> Checked | TaskValidation:
     try:
         tree = cast("ast.Module", literals.parse(source, max_chars=MAX_PROGRAM_CHARS))
         functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         if len(functions) != 1:
-            return Validation(verdict=Verdict.FUNCTION, detail=f"{len(functions)} functions at the top level, not one")
+            return TaskValidation(
+                verdict=TaskVerdict.FUNCTION, detail=f"{len(functions)} functions at the top level, not one"
+            )
         nodes = nodes_of(tree)
         module = next((name for name in _imported(nodes, source) if _is_forbidden(name, forbidden)), None)
         if module is not None:
-            return Validation(verdict=Verdict.FORBIDDEN, detail=f"imports {module[:80]}")
+            return TaskValidation(verdict=TaskVerdict.FORBIDDEN, detail=f"imports {module[:80]}")
         # Python reads letters of other widths as the plain ones, so only plain text shows which names it has.
         if ("id" in source or not source.isascii()) and _asks_for_addresses(nodes, source):
-            return Validation(verdict=Verdict.NONDETERMINISTIC, detail="id() is another on another machine")
+            return TaskValidation(verdict=TaskVerdict.NONDETERMINISTIC, detail="id() is another on another machine")
         if functions[0] == ENTRY:
             return Checked(program=source, plain=is_plain(nodes), hashes=may_depend_on_hashes(nodes))
         renamed = _renamed(tree, functions[0])
         if renamed is None:
-            return Validation(verdict=Verdict.FUNCTION, detail=f"{functions[0][:80]} cannot be renamed: f is taken")
+            return TaskValidation(
+                verdict=TaskVerdict.FUNCTION, detail=f"{functions[0][:80]} cannot be renamed: f is taken"
+            )
         return Checked(program=renamed, plain=_is_plain(renamed), hashes=may_depend_on_hashes(nodes))
     except LiteralError as error:
-        return Validation(verdict=Verdict.SYNTAX, detail=str(error))
+        return TaskValidation(verdict=TaskVerdict.SYNTAX, detail=str(error))
     except RecursionError:
-        return Validation(verdict=Verdict.SYNTAX, detail="nested too deeply")
+        return TaskValidation(verdict=TaskVerdict.SYNTAX, detail="nested too deeply")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -366,44 +372,44 @@ def _renamed(tree: ast.Module, name: str) -> str | None:
 # ---- what came of it ----
 
 _VERDICTS = {
-    Status.ERROR: Verdict.ERROR,
-    Status.TIME: Verdict.TIME,
-    Status.MEMORY: Verdict.MEMORY,
-    Status.SIZE: Verdict.SIZE,
-    Status.TYPE: Verdict.TYPE,
+    ProgramStatus.ERROR: TaskVerdict.ERROR,
+    ProgramStatus.TIME: TaskVerdict.TIME,
+    ProgramStatus.MEMORY: TaskVerdict.MEMORY,
+    ProgramStatus.SIZE: TaskVerdict.SIZE,
+    ProgramStatus.TYPE: TaskVerdict.TYPE,
 }
 
 
-def _validation(proposal: Proposal, job: Job, runs: tuple[Outcome, Outcome]) -> Validation:
-    bad = next((run for run in runs if run.status is not Status.OK), None)
+def _validation(proposal: Proposal, job: ProgramJob, runs: tuple[ProgramOutcome, ProgramOutcome]) -> TaskValidation:
+    bad = next((run for run in runs if run.status is not ProgramStatus.OK), None)
     if bad is not None:
-        return Validation(verdict=_VERDICTS[bad.status], detail=bad.detail)
+        return TaskValidation(verdict=_VERDICTS[bad.status], detail=bad.detail)
     try:
         known = {output: literals.show(literals.read(output)) for run in runs for output in set(run.outputs)}
     except LiteralError as error:
-        return Validation(verdict=Verdict.TYPE, detail=str(error))
+        return TaskValidation(verdict=TaskVerdict.TYPE, detail=str(error))
     first, second = (tuple(known[output] for output in run.outputs) for run in runs)
     count = len(job.calls) // 2
     if first != second[count:] + second[:count] or first != first[::-1]:
-        return Validation(verdict=Verdict.NONDETERMINISTIC)
+        return TaskValidation(verdict=TaskVerdict.NONDETERMINISTIC)
     pairs = tuple(zip(job.calls[:count], first[:count], strict=True))
     task = TASK_KINDS[proposal.kind].make(program=job.program, message=proposal.message, pairs=pairs)
-    return Validation(verdict=Verdict.OK, task=task)
+    return TaskValidation(verdict=TaskVerdict.OK, task=task)
 
 
-def _backwards(job: Job) -> Job:
+def _backwards(job: ProgramJob) -> ProgramJob:
     """The same calls, those of the way back first: what depends on which input came first gives itself away."""
     count = len(job.calls) // 2
     if count == 1:
         return job
-    return Job(program=job.program, calls=job.calls[count:] + job.calls[:count], plain=job.plain)
+    return ProgramJob(program=job.program, calls=job.calls[count:] + job.calls[:count], plain=job.plain)
 
 
 def _trial_outputs(attempt: Attempt) -> tuple[str, ...]:
     return TASK_KINDS[attempt.answer.kind].trial_outputs(attempt.task)
 
 
-def _is_lucky(attempt: Attempt, job: Job, grade: Grade | None) -> bool:
+def _is_lucky(attempt: Attempt, job: ProgramJob, grade: Grade | None) -> bool:
     """Whether an answer may be right by chance: of a program that may throw a coin, for another input than the task's,
     for which it was seen not to."""
     if grade is None or not grade.right or not TASK_KINDS[attempt.answer.kind].may_be_luck(attempt.task, job.calls):
@@ -411,7 +417,7 @@ def _is_lucky(attempt: Attempt, job: Job, grade: Grade | None) -> bool:
     return not job.plain or _may_meet_sets(job)
 
 
-def _may_meet_sets(job: Job) -> bool:
+def _may_meet_sets(job: ProgramJob) -> bool:
     checked = check_program(job.program, _NONE)
     if not isinstance(checked, Checked) or checked.hashes:
         return True
@@ -419,8 +425,8 @@ def _may_meet_sets(job: Job) -> bool:
     return any(map(literals.holds_set, map(literals.read_arguments, braced)))
 
 
-def _agrees(outcome: Outcome, task: Task) -> bool:
-    if outcome.status is not Status.OK:
+def _agrees(outcome: ProgramOutcome, task: Task) -> bool:
+    if outcome.status is not ProgramStatus.OK:
         return False
     wanted = [output for _, output in task.examples]
     try:
@@ -430,8 +436,8 @@ def _agrees(outcome: Outcome, task: Task) -> bool:
     return seen == [*wanted, *reversed(wanted)]
 
 
-def _compared(outcome: Outcome, expected: tuple[str, ...]) -> Grade:
-    if outcome.status is not Status.OK:
+def _compared(outcome: ProgramOutcome, expected: tuple[str, ...]) -> Grade:
+    if outcome.status is not ProgramStatus.OK:
         return Grade(right=False, verdict=_VERDICTS[outcome.status], detail=outcome.detail)
     try:
         right = all(
@@ -439,5 +445,5 @@ def _compared(outcome: Outcome, expected: tuple[str, ...]) -> Grade:
             for output, wanted in set(zip(outcome.outputs, expected, strict=True))
         )
     except LiteralError as error:
-        return Grade(right=False, verdict=Verdict.TYPE, detail=str(error))
-    return Grade(right=right, verdict=Verdict.OK if right else Verdict.WRONG)
+        return Grade(right=False, verdict=TaskVerdict.TYPE, detail=str(error))
+    return Grade(right=right, verdict=TaskVerdict.OK if right else TaskVerdict.WRONG)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Never, cast
 
 from harena.azr import environment
 from harena.azr.engines import registry
-from harena.azr.engines.protocol import Completion, OnDone, Request, Rollout, Sampling, Update
+from harena.azr.engines.protocol import Completion, CompletionRequest, OnDone, Rollout, Sampling, Update
 from harena.azr.errors import TrainingError
 from harena.errors import SpecError
 from harena.terminal import safe
@@ -38,7 +38,7 @@ from harena.terminal import safe
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harena.azr.config import Config, EngineConfig
+    from harena.azr.config import EngineConfig, TrainConfig
     from harena.azr.report.journal import Sink
     from harena.azr.run import Say
 
@@ -60,7 +60,7 @@ class ServerError(TrainingError):
     """The server refused, or stayed unreachable through all retries."""
 
 
-class Refused(ServerError):
+class RequestRefused(ServerError):
     """The server does not take this request, however often."""
 
 
@@ -111,7 +111,7 @@ class OpenAIEngine:
         self._several = True  # completions in one answer, until the server refuses
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone | None = None
+        self, requests: Sequence[CompletionRequest], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         answers: list[list[Completion]] = [[] for _ in requests]
         workers = ThreadPoolExecutor(self.settings.concurrency, "harena-openai")
@@ -143,7 +143,7 @@ class OpenAIEngine:
             with contextlib.suppress(OSError, AttributeError):  # it may be closed by now, or not yet open
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _check_sampled(self, requests: Sequence[Request], answers: Sequence[Sequence[Completion]]) -> None:
+    def _check_sampled(self, requests: Sequence[CompletionRequest], answers: Sequence[Sequence[Completion]]) -> None:
         by_prompt: dict[str, list[str]] = {}
         for request, group in zip(requests, answers, strict=True):
             by_prompt.setdefault(request.prompt, []).extend(one.text for one in group)
@@ -178,7 +178,7 @@ class OpenAIEngine:
 
     # ---- asking ----
 
-    def _ask(self, request: Request, sampling: Sampling, index: int) -> list[Completion]:
+    def _ask(self, request: CompletionRequest, sampling: Sampling, index: int) -> list[Completion]:
         found: list[Completion] = []
         path = "/chat/completions" if self.settings.chat else "/completions"
         while len(found) < request.n:
@@ -187,7 +187,7 @@ class OpenAIEngine:
             body = self._body(request, sampling, number=index + 7919 * len(found)) | {"n": wanted}
             try:
                 answer = self._post(path, json.dumps(body).encode())
-            except Refused:
+            except RequestRefused:
                 if wanted == 1:
                     raise
                 self._several = False
@@ -198,7 +198,7 @@ class OpenAIEngine:
             found += [_completion(_mapping(choice), sampling, chat=self.settings.chat) for choice in choices]
         return found
 
-    def _body(self, request: Request, sampling: Sampling, *, number: int) -> dict[str, Any]:
+    def _body(self, request: CompletionRequest, sampling: Sampling, *, number: int) -> dict[str, Any]:
         settings = self.settings
         body: dict[str, Any] = {
             "model": settings.model,
@@ -233,7 +233,7 @@ class OpenAIEngine:
                 return _object(data)
             why = f"HTTP {status}: {_message(data)}"
             if status not in RETRIED:
-                raise Refused(f"{self.settings.url}: {why}")
+                raise RequestRefused(f"{self.settings.url}: {why}")
         raise ServerError(f"{self.settings.url}: {why} (after {self.settings.retries + 1} tries)")
 
     def _exchange(self, path: str, body: bytes) -> tuple[int, bytes]:
@@ -361,7 +361,7 @@ def _logprobs(value: Mapping[str, Any]) -> tuple[float, ...]:
 class OpenAIDriver:
     """How commands use this engine: to ask, never to train."""
 
-    def train(self, folder: Path, config: Config, *, sinks: Sequence[Sink], resume: bool, say: Say) -> Never:
+    def train(self, folder: Path, config: TrainConfig, *, sinks: Sequence[Sink], resume: bool, say: Say) -> Never:
         del folder, config, sinks, resume, say
         raise LearningRefused("a server's weights cannot be trained from here")
 
@@ -371,6 +371,6 @@ class OpenAIDriver:
             raise SpecError("engine.name=openai: give the server's address, --server http://127.0.0.1:8000/v1")
         return OpenAIEngine(ServerSettings(model=engine.model, **options))
 
-    def trained(self, folder: Path, config: Config, learnt: Mapping[str, Any]) -> Never:
+    def trained(self, folder: Path, config: TrainConfig, learnt: Mapping[str, Any]) -> Never:
         del folder, config, learnt
         raise LearningRefused("a server's weights cannot be trained from here")

@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from harena.azr.tasks.kinds import Kind, Role
+from harena.azr.tasks.kinds import Role, TaskKind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harena.azr.config import Config, EngineConfig
+    from harena.azr.config import EngineConfig, TrainConfig
     from harena.azr.report.journal import Sink
-    from harena.azr.run import Outcome, Say
+    from harena.azr.run import RunOutcome, Say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class CompletionRequest:
     prompt: str
     max_new: int
     """Tokens that a completion may have."""
@@ -65,7 +65,7 @@ OnDone = Callable[[int, list[Completion]], None]
 
 class Generator(Protocol):
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone | None = None
+        self, requests: Sequence[CompletionRequest], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         """`on_done` is called once for each request, from the calling thread; others can work on it meanwhile."""
         ...
@@ -84,7 +84,7 @@ class Rollout:
 
     completion: Completion
     role: Role
-    kind: Kind
+    kind: TaskKind
     reward: float
     advantage: float | tuple[float, ...]
     """For the whole completion, or one for each token."""
@@ -131,7 +131,9 @@ class Engine(Generator, Learner, Protocol):
 class Driver(Protocol):
     """How runs and commands use an engine; registry.py finds it by name, and refuses what it cannot do."""
 
-    def train(self, folder: Path, config: Config, *, sinks: Sequence[Sink], resume: bool, say: Say) -> Outcome | None:
+    def train(
+        self, folder: Path, config: TrainConfig, *, sinks: Sequence[Sink], resume: bool, say: Say
+    ) -> RunOutcome | None:
         """A training run in a folder; None in all processes of it but the first."""
         ...
 
@@ -139,6 +141,6 @@ class Driver(Protocol):
         """An engine to ask only."""
         ...
 
-    def trained(self, folder: Path, config: Config, learnt: Mapping[str, Any]) -> Generator:
+    def trained(self, folder: Path, config: TrainConfig, learnt: Mapping[str, Any]) -> Generator:
         """The model that the run in `folder` has trained; `learnt` is its learner's state at the last checkpoint."""
         ...

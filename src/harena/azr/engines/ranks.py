@@ -30,7 +30,7 @@ class RankFailed(TrainingError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
+class _RankFailure:
     rank: int
     words: str
 
@@ -70,7 +70,7 @@ class Ranks:
             self._group().broadcast_object_list(heard, src=0)
         except RuntimeError as error:
             raise RankFailed(f"the first process of the run is gone: {error}") from error
-        if isinstance(heard[0], _Failed):
+        if isinstance(heard[0], _RankFailure):
             self._over = True
             raise heard[0].error()
         return heard[0]
@@ -93,7 +93,7 @@ class Ranks:
             if not self._over:
                 self._over = True
                 with contextlib.suppress(RuntimeError):  # they may be gone, and the error is worth more
-                    self.tell(_Failed(self.index, _words(error)))
+                    self.tell(_RankFailure(self.index, _words(error)))
             raise
 
     # ---- together ----
@@ -102,18 +102,18 @@ class Ranks:
         """Everybody works; what each of them made, in order, for all."""
         if self.count == 1:
             return [work()]
-        mine: Value | _Failed
+        mine: Value | _RankFailure
         own: BaseException | None = None
         try:
             mine = work()
         except BaseException as error:
-            mine, own = _Failed(self.index, _words(error)), error
+            mine, own = _RankFailure(self.index, _words(error)), error
         found: list[Any] = [None] * self.count
         try:
             self._group().all_gather_object(found, mine)
         except RuntimeError as error:
             raise own or RankFailed(f"another process of the run is gone: {error}") from error
-        failed = [one for one in found if isinstance(one, _Failed)]
+        failed = [one for one in found if isinstance(one, _RankFailure)]
         if failed:
             self._over = True
             raise own or failed[0].error()

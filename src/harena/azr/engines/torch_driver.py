@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harena.azr import environment, run
-from harena.azr.config import Algorithm, Config, EngineConfig
+from harena.azr.config import Algorithm, EngineConfig, TrainConfig
 from harena.azr.report.journal import Sink
-from harena.azr.run import Outcome, Say
+from harena.azr.run import RunOutcome, Say
 from harena.errors import SpecError
 
 if TYPE_CHECKING:
@@ -20,20 +20,20 @@ _DTYPES = {"float32": "f32", "bfloat16": "bf16", "f32": "f32", "bf16": "bf16"}
 
 
 class TorchDriver:
-    def train(self, folder: Path, config: Config, *, sinks: Sequence[Sink], resume: bool, say: Say) -> Outcome:
+    def train(self, folder: Path, config: TrainConfig, *, sinks: Sequence[Sink], resume: bool, say: Say) -> RunOutcome:
         return run.train(folder, config, engine_of, sinks=sinks, resume=resume, say=say)
 
     def generator(self, engine: EngineConfig) -> TorchEngine:
         return _built(engine, value_head=False)
 
-    def trained(self, folder: Path, config: Config, learnt: Mapping[str, Any]) -> TorchEngine:
+    def trained(self, folder: Path, config: TrainConfig, learnt: Mapping[str, Any]) -> TorchEngine:
         del folder
         engine = engine_of(config)
         engine.load(learnt)
         return engine
 
 
-def engine_of(config: Config) -> TorchEngine:
+def engine_of(config: TrainConfig) -> TorchEngine:
     """The engine of a training run that this process drives."""
     return _built(config.engine, value_head=config.advantage.algorithm is Algorithm.PPO)
 

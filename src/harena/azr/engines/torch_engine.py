@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from harena.azr.engines.protocol import Completion, OnDone, Request, Rollout, Sampling, Update
-from harena.azr.learn.learner import Learner, LearnSettings
+from harena.azr.engines.protocol import Completion, CompletionRequest, OnDone, Rollout, Sampling, Update
+from harena.azr.learn.learner import LearnSettings, PolicyLearner
 from harena.azr.model import weights
 from harena.azr.model.decode import Decoder, DecodeSettings, Sampler
-from harena.azr.model.decoder import Model
-from harena.azr.model.seats import Job
+from harena.azr.model.decoder import DecoderModel
+from harena.azr.model.seats import SeatJob
 from harena.azr.model.stops import Stops
 from harena.azr.model.tokenizer import TextCodec
 from harena.errors import SpecError
@@ -30,7 +30,7 @@ from harena.errors import SpecError
 class TorchEngine:
     def __init__(
         self,
-        model: Model,
+        model: DecoderModel,
         codec: TextCodec,
         *,
         decode: DecodeSettings | None = None,
@@ -44,7 +44,7 @@ class TorchEngine:
         self.codec = codec
         self.decoder = Decoder(model, decode or default_decode(model))
         self._learn = learn or LearnSettings()
-        self._learner: Learner | None = None
+        self._learner: PolicyLearner | None = None
         self._max_prompt = max_prompt
         self._temperature = 1.0
         """Of the last sampled call: what the learner compares probabilities at."""
@@ -53,23 +53,23 @@ class TorchEngine:
         """Of all calls of `generate`."""
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> PolicyLearner:
         """Made when first needed: an engine that only generates holds no optimiser."""
         if self._learner is None:
-            self._learner = Learner(self.model, self._learn, pad=self.codec.pad)
+            self._learner = PolicyLearner(self.model, self._learn, pad=self.codec.pad)
         return self._learner
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone | None = None
+        self, requests: Sequence[CompletionRequest], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         started = time.perf_counter()
         prompts, which = self._prompts(requests)
         stops = self._stops_for(sampling.stop)
         waiting = [request.n for request in requests]
-        found: list[list[Job | None]] = [[None] * request.n for request in requests]
+        found: list[list[SeatJob | None]] = [[None] * request.n for request in requests]
         results: list[list[Completion]] = [[] for _ in requests]
 
-        def done(job: Job) -> None:
+        def done(job: SeatJob) -> None:
             index, sample = job.tag
             found[index][sample] = job
             waiting[index] -= 1
@@ -80,7 +80,7 @@ class TorchEngine:
                     on_done(index, results[index])
 
         jobs = [
-            Job(prompt=which[index], limit=request.max_new, tag=(index, sample))
+            SeatJob(prompt=which[index], limit=request.max_new, tag=(index, sample))
             for index, request in enumerate(requests)
             for sample in range(request.n)
         ]
@@ -104,7 +104,7 @@ class TorchEngine:
         self.learner.load(state)
         self._temperature = self.learner.temperature
 
-    def _prompts(self, requests: Sequence[Request]) -> tuple[list[list[int]], list[int]]:
+    def _prompts(self, requests: Sequence[CompletionRequest]) -> tuple[list[list[int]], list[int]]:
         """Different prompts only, and which of them each request has."""
         places: dict[str, int] = {}
         prompts: list[list[int]] = []
@@ -130,7 +130,7 @@ class TorchEngine:
             self._stops[texts] = Stops(self.codec, texts, vocab=self.model.config.vocab)
         return self._stops[texts]
 
-    def _completions(self, prompt: Sequence[int], jobs: Sequence[Job], stops: Stops) -> list[Completion]:
+    def _completions(self, prompt: Sequence[int], jobs: Sequence[SeatJob], stops: Stops) -> list[Completion]:
         done = [
             Completion(
                 prompt_ids=tuple(prompt),
@@ -173,7 +173,7 @@ def build(
     return TorchEngine(loaded, codec, decode=decode, learn=learn, max_prompt=max_prompt)
 
 
-def default_decode(model: Model) -> DecodeSettings:
+def default_decode(model: DecoderModel) -> DecodeSettings:
     if model.device.type == "cuda":
         small = model.parameter_count() < 100_000_000
         return DecodeSettings(rows=1_024 if small else 256, check_every=8)

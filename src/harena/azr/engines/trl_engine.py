@@ -30,18 +30,18 @@ from typing import Any, Never, cast
 import numpy as np
 
 from harena.azr import environment, run
-from harena.azr.check.verify import Verifier
-from harena.azr.config import Algorithm, Baseline, Config, EngineConfig
+from harena.azr.check.verify import TaskVerifier
+from harena.azr.config import Algorithm, Baseline, EngineConfig, TrainConfig
 from harena.azr.engines import registry, trl_models, trl_writer
-from harena.azr.engines.protocol import Completion, Generator, OnDone, Request, Rollout, Sampling, Update
+from harena.azr.engines.protocol import Completion, CompletionRequest, Generator, OnDone, Rollout, Sampling, Update
 from harena.azr.engines.ranks import Ranks
 from harena.azr.errors import TrainingError
 from harena.azr.loop import Iteration, Trainer
 from harena.azr.report import html as report
-from harena.azr.report.evaluate import Evaluation
+from harena.azr.report.evaluate import ModelEvaluation
 from harena.azr.report.journal import Journal, Sink
-from harena.azr.run import Outcome, Say, silent
-from harena.azr.tasks.kinds import Kind, Role
+from harena.azr.run import RunOutcome, Say, silent
+from harena.azr.tasks.kinds import Role, TaskKind
 from harena.errors import SpecError
 
 ENTRY = registry.entry("trl")
@@ -91,7 +91,7 @@ class TrlEngine:
     """TRL's checkpoint that belongs to the state of the loop; empty before the first."""
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, on_done: OnDone | None = None
+        self, requests: Sequence[CompletionRequest], sampling: Sampling, on_done: OnDone | None = None
     ) -> list[list[Completion]]:
         """Called by the first process alone; the others serve."""
         answers: list[list[Completion]] = [[] for _ in requests]
@@ -148,7 +148,7 @@ class TrlEngine:
 # ---- our settings as TRL's ----
 
 
-def check(config: Config, *, processes: int = 1) -> None:
+def check(config: TrainConfig, *, processes: int = 1) -> None:
     """SpecError for settings that TRL's groups cannot express."""
     advantage = config.advantage
     if advantage.algorithm is not Algorithm.TRR or advantage.baseline is not Baseline.SEQUENCE:
@@ -168,13 +168,13 @@ def check(config: Config, *, processes: int = 1) -> None:
         raise SpecError("engine.name=trl: at least one iteration; `harena azr eval` measures a model as it is")
 
 
-def groups(config: Config) -> list[tuple[Role, Kind]]:
+def groups(config: TrainConfig) -> list[tuple[Role, TaskKind]]:
     """The rows of the dataset, in the order of the loop's rollouts."""
     roles = (Role.PROPOSE, Role.SOLVE) if config.train_proposer else (Role.SOLVE,)
     return [(role, kind) for role in roles for kind in config.kinds]
 
 
-def columns(rollouts: Sequence[Rollout], config: Config) -> dict[str, list[Any]]:
+def columns(rollouts: Sequence[Rollout], config: TrainConfig) -> dict[str, list[Any]]:
     """What TRL wants back, row by row in the order of the dataset."""
     found = [one for pair in groups(config) for one in rollouts if (one.role, one.kind) == pair]
     if len(found) != len(groups(config)) * config.batch or len(found) != len(rollouts):
@@ -197,7 +197,7 @@ def share_of(rows: Mapping[str, list[Any]], prompts: Sequence[str], rank: int) -
     return own
 
 
-def _row(role: Role, kind: Kind) -> str:
+def _row(role: Role, kind: TaskKind) -> str:
     return f"{role} {kind}"
 
 
@@ -206,7 +206,7 @@ def rewards_of(azr_reward: Sequence[float], **_: object) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class TrlOptions:
     """What engine.options may say, apart from TRL's own `vllm_...`."""
 
     rows: int = ROWS
@@ -217,7 +217,7 @@ class Options:
     """colocate or server, as TRL has them; empty: transformers writes."""
 
     @classmethod
-    def of(cls, config: Config) -> tuple[Options, dict[str, Any]]:
+    def of(cls, config: TrainConfig) -> tuple[TrlOptions, dict[str, Any]]:
         """Ours, and those that TRL gets as they are."""
         given = dict(config.engine.options)
         registry.check_options(ENTRY, given)
@@ -244,11 +244,11 @@ def _trl_options() -> set[str]:
     return {one.name for one in dataclasses.fields(importlib.import_module("trl").GRPOConfig)}
 
 
-def arguments(folder: Path, config: Config, *, processes: int = 1) -> Any:
+def arguments(folder: Path, config: TrainConfig, *, processes: int = 1) -> Any:
     """TRL's configuration for ours."""
     trl = importlib.import_module("trl")
     update = config.update
-    options, trls = Options.of(config)
+    options, trls = TrlOptions.of(config)
     total = len(groups(config)) * config.batch
     own = update.mini_batch // processes
     micro = options.micro_batch or math.gcd(own, 8)
@@ -294,7 +294,7 @@ def arguments(folder: Path, config: Config, *, processes: int = 1) -> Any:
     )
 
 
-def _on_cpu(config: Config) -> bool:
+def _on_cpu(config: TrainConfig) -> bool:
     return config.engine.device == "cpu" or not importlib.import_module("torch").cuda.is_available()
 
 
@@ -305,11 +305,11 @@ def _on_cpu(config: Config) -> bool:
 class _Session:
     """What TRL calls back during a run, in every process; `play` is the first one's alone."""
 
-    config: Config
+    config: TrainConfig
     engine: TrlEngine
     play: run.Run | None = None
     resumed: bool = False
-    before: Evaluation | None = None
+    before: ModelEvaluation | None = None
     last: Iteration | None = None
 
     def rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
@@ -335,7 +335,7 @@ class _Session:
         self.last = play.iterate()
         return columns(self.engine.rollouts or [], self.config)
 
-    def measured(self) -> Evaluation | None:
+    def measured(self) -> ModelEvaluation | None:
         """Held-out accuracy at the end; all processes write for it."""
         trl_writer.of(self.engine.trainer, self.engine.tokenizer).refresh()
         if self.play is None:
@@ -362,20 +362,20 @@ class _Session:
 
 def train(
     folder: Path,
-    config: Config,
+    config: TrainConfig,
     *,
     sinks: Sequence[Sink] = (),
     resume: bool = False,
     say: Say = silent,
     model: Any = None,
     tokenizer: Any = None,
-) -> Outcome | None:
+) -> RunOutcome | None:
     """As run.train; None in all processes but the first. `model` and `tokenizer`: transformers' objects, instead of
     what config.engine.model names."""
     started = time.perf_counter()
     ranks = Ranks.met(cpu=_on_cpu(config))
     check(config, processes=ranks.count)
-    options, _ = Options.of(config)
+    options, _ = TrlOptions.of(config)
     if not resume:
         ranks.shared(lambda: run.check_free(folder))
     if model is None or tokenizer is None:
@@ -397,7 +397,7 @@ def train(
     if session.play is None:
         return None
     report.write(folder)
-    return Outcome(
+    return RunOutcome(
         folder=folder,
         iterations=session.play.trainer.number,
         before=session.before,
@@ -410,13 +410,15 @@ def train(
 class TrlDriver:
     """How runs and commands use this engine."""
 
-    def train(self, folder: Path, config: Config, *, sinks: Sequence[Sink], resume: bool, say: Say) -> Outcome | None:
+    def train(
+        self, folder: Path, config: TrainConfig, *, sinks: Sequence[Sink], resume: bool, say: Say
+    ) -> RunOutcome | None:
         return train(folder, config, sinks=sinks, resume=resume, say=say)
 
     def generator(self, engine: EngineConfig) -> Never:
         raise SpecError(f"engine.name={engine.name}: it only trains")
 
-    def trained(self, folder: Path, config: Config, learnt: Mapping[str, Any]) -> Generator:
+    def trained(self, folder: Path, config: TrainConfig, learnt: Mapping[str, Any]) -> Generator:
         """The weights that TRL saved, asked by the default engine."""
         del learnt
         asked = dataclasses.replace(config.engine, name=registry.DEFAULT, model=str(folder / MODEL), options={})
@@ -455,7 +457,7 @@ def _opened(
     """The loop with its files and boxes: where it stood, or a new one."""
     config, engine = session.config, session.engine
     held_back = run.held_out_programs(config)
-    verifier = stack.enter_context(Verifier(config.executor.settings(), held_out=held_back))
+    verifier = stack.enter_context(TaskVerifier(config.executor.settings(), held_out=held_back))
     if not session.resumed:
         run.start(folder, config)
     stack.enter_context(run.working_in(folder))

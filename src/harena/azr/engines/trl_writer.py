@@ -46,7 +46,7 @@ class Transformers:
         sharding = importlib.import_module("trl.distributed").DistributedBackend(self.trainer.accelerator)
         encoded = [trl_models.encode(self.tokenizer, prompt) for prompt in prompts]
         width = max(map(len, encoded))
-        recorder = Recorder(sampling)
+        recorder = LogprobRecorder(sampling)
         device = self.trainer.accelerator.device
         with (
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
@@ -69,7 +69,13 @@ class Transformers:
         pass  # there is one set of weights
 
     def _generate(
-        self, model: Any, encoded: Sequence[list[int]], width: int, max_new: int, sampling: Sampling, recorder: Recorder
+        self,
+        model: Any,
+        encoded: Sequence[list[int]],
+        width: int,
+        max_new: int,
+        sampling: Sampling,
+        recorder: LogprobRecorder,
     ) -> Any:
         torch = importlib.import_module("torch")
         pad = self.tokenizer.pad_token_id
@@ -94,7 +100,7 @@ class Transformers:
             model.train(was_training)
 
 
-class Recorder:
+class LogprobRecorder:
     """A logits processor that applies temperature and top-p itself, and keeps what the sampled tokens had."""
 
     def __init__(self, sampling: Sampling) -> None:

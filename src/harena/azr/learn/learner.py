@@ -25,7 +25,7 @@ from torch.utils import checkpoint
 
 from harena.azr.engines.protocol import Rollout, Update
 from harena.azr.learn.optimizer import MasterAdamW
-from harena.azr.model.decoder import Model
+from harena.azr.model.decoder import DecoderModel
 from harena.errors import SpecError
 
 LARGE = 300_000_000
@@ -48,8 +48,8 @@ class LearnSettings:
     weight_decay: float = 0.0
 
 
-class Learner:
-    def __init__(self, model: Model, settings: LearnSettings, *, pad: int) -> None:
+class PolicyLearner:
+    def __init__(self, model: DecoderModel, settings: LearnSettings, *, pad: int) -> None:
         self.model = model
         self.settings = settings
         self.temperature = 1.0
@@ -61,7 +61,7 @@ class Learner:
         self._pad = pad
         self._micro = settings.micro_tokens or (1_024 if not is_cuda else 32_768 if size > LARGE else 131_072)
         self._save = size > LARGE if settings.save_memory is None else settings.save_memory
-        self._reference: Model | None = None
+        self._reference: DecoderModel | None = None
         extra = [] if self.value is None else [(f"value.{n}", p) for n, p in self.value.named_parameters()]
         named = [*model.named_parameters(), *extra]
         self._optimizer = MasterAdamW(named, betas=settings.betas, weight_decay=settings.weight_decay)
@@ -120,7 +120,7 @@ class Learner:
 
     def _backward(self, rollouts: Sequence[Rollout], update: Update, *, tokens: int, samples: int) -> Tensor:
         """Gradients of one micro-batch, and sums over its tokens: policy, entropy, drift, clipped, value, KL."""
-        batch = _Batch(rollouts, self.model.device, self._pad)
+        batch = _LearnBatch(rollouts, self.model.device, self._pad)
         at = self.model.hidden_at(batch.ids, batch.rows, batch.places, save_memory=self._save)
         logp, entropy = token_stats(self.model, at, batch.targets, self.temperature)
         ratio = torch.exp(logp - batch.old)
@@ -142,7 +142,7 @@ class Learner:
             clipped = (torch.abs(ratio - 1) > update.clip).float()
             return torch.stack([part.sum() for part in (policy, entropy, drift, clipped, value, kl)]).detach()
 
-    def _kl(self, batch: _Batch, logp: Tensor) -> Tensor:
+    def _kl(self, batch: _LearnBatch, logp: Tensor) -> Tensor:
         """Schulman's estimator, never negative: exp(d) − d − 1 with d = log reference − log policy."""
         assert self._reference is not None
         with torch.no_grad():
@@ -188,7 +188,7 @@ class Learner:
             self._reference.load_state_dict(reference)
 
 
-class _Batch:
+class _LearnBatch:
     """Right-padded sequences of prompt and completion, and one entry for every completion token of them."""
 
     def __init__(self, rollouts: Sequence[Rollout], device: torch.device, pad: int) -> None:
@@ -224,7 +224,7 @@ def _spread(value: float | tuple[float, ...], count: int) -> np.ndarray[Any, Any
     return np.full(count, value, dtype=np.float32)
 
 
-def token_stats(model: Model, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def token_stats(model: DecoderModel, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log probability of each target and entropy of its distribution; hidden is positions × width."""
     chunk = max(1, LOGIT_ELEMENTS // model.config.vocab)
     if hidden.shape[0] <= chunk:
@@ -236,7 +236,7 @@ def token_stats(model: Model, hidden: Tensor, targets: Tensor, temperature: floa
     return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 
-def _stats(model: Model, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _stats(model: DecoderModel, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     logp = F.log_softmax(model.logits(hidden).float() / temperature, dim=-1)
     return logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
@@ -257,7 +257,7 @@ def _by_tokens(order: Sequence[int], lengths: Sequence[int], budget: int) -> lis
     return chunks
 
 
-def _value_head(model: Model) -> nn.Linear:
+def _value_head(model: DecoderModel) -> nn.Linear:
     head = nn.Linear(model.config.width, 1, device=model.device, dtype=model.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

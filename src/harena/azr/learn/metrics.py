@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from harena.azr.engines.protocol import Completion, Rollout
 from harena.azr.tasks import diversity
-from harena.azr.tasks.kinds import FormatError, Kind, Task
+from harena.azr.tasks.kinds import FormatError, Task, TaskKind
 
 if TYPE_CHECKING:
     from harena.azr.loop import Proposed, Solved
@@ -49,7 +49,7 @@ def measure(
         "solve": {str(kind): _solves(one for one in solved if one.kind is kind and one.sample == 0) for kind in kinds},
         "samples": {str(kind): _solves(one for one in solved if one.kind is kind and one.sample) for kind in kinds},
         "diversity": diversity.measure(items, rng=Random(seed)).as_json(),
-        "buffer": {str(kind): len(buffers[kind]) for kind in Kind},
+        "buffer": {str(kind): len(buffers[kind]) for kind in TaskKind},
         "rollouts": {"count": len(rollouts), "tokens": sum(len(one.completion.ids) for one in rollouts)},
     }
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from harena.azr.model import flash, kernels, lean
-from harena.azr.model.decoder import Cache, Model, RowKernels, project, rest
+from harena.azr.model.decoder import Cache, DecoderModel, RowKernels, project, rest
 from harena.azr.model.fused import FusedRows
-from harena.azr.model.seats import FusedSeats, Job, Seats, SharedSeats, is_worth_sharing, row_bucket, up
+from harena.azr.model.seats import FusedSeats, SeatJob, Seats, SharedSeats, is_worth_sharing, row_bucket, up
 from harena.azr.model.shared import SharedPrompts
 from harena.azr.model.stops import Stops
 from harena.errors import SpecError
@@ -77,9 +77,9 @@ class _State:
         self.ends = zeros(vocab, dtype=torch.bool)
         self.heat = torch.ones((), device=device)
 
-    def described(self) -> kernels.State:
+    def described(self) -> kernels.KernelState:
         parts = (self.ids, self.at, self.count, self.limit, self.out, self.logprobs, self.entropy, self.live, self.ends)
-        return kernels.State(*(part.data_ptr() for part in parts), self.out.shape[1])
+        return kernels.KernelState(*(part.data_ptr() for part in parts), self.out.shape[1])
 
     def by_row(self) -> tuple[Tensor, ...]:
         return self.ids, self.at, self.count, self.limit, self.live, self.out, self.logprobs, self.entropy
@@ -136,7 +136,7 @@ def _nucleus(logp: Tensor, top_p: float) -> Tensor:
 class Decoder:
     """Owns a cache and the recorded graphs for one model; weights changed in place are seen at once."""
 
-    def __init__(self, model: Model, settings: DecodeSettings) -> None:
+    def __init__(self, model: DecoderModel, settings: DecodeSettings) -> None:
         self.model = model
         self.settings = settings
         self.device = model.device
@@ -157,12 +157,12 @@ class Decoder:
     def run(
         self,
         prompts: Sequence[Sequence[int]],
-        jobs: Iterable[Job],
+        jobs: Iterable[SeatJob],
         *,
         sampler: Sampler,
         stops: Stops,
         seed: int,
-        on_done: Callable[[Job], None],
+        on_done: Callable[[SeatJob], None],
     ) -> None:
         """Fills in every job and calls `on_done` with it, in the order in which they end."""
         # Long prompts first: the rows that are left at the end are then short ones.
@@ -321,7 +321,7 @@ class Decoder:
             live.copy_(kept)
 
 
-def _kernels(settings: DecodeSettings, model: Model) -> tuple[RowKernels, _SampleKernels]:
+def _kernels(settings: DecodeSettings, model: DecoderModel) -> tuple[RowKernels, _SampleKernels]:
     row, sample = RowKernels(), _SampleKernels()
     is_cuda = model.device.type == "cuda"
     if model.is_lean():

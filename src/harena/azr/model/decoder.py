@@ -232,7 +232,7 @@ class Layer(nn.Module):
         mixed = F.scaled_dot_product_attention(q, wide_k, wide_v, is_causal=True)
         return self.rest(x, mixed.transpose(1, 2).flatten(-2)), k, v
 
-    def learn(self, x: Tensor, how: lean.Sequences | kernels.Sequences, at: Tensor | None) -> Tensor:
+    def learn(self, x: Tensor, how: lean.LeanSequences | kernels.KernelSequences, at: Tensor | None) -> Tensor:
         """As `forward`, on a processor: x is tokens × width, of the sequences that `how` knows. With `at`, only those
         tokens go on from attention."""
         eps = self.config.norm_eps
@@ -273,7 +273,7 @@ class Layer(nn.Module):
         return self.rest(x, how.attend(grouped, keys, values, at).flatten(1), how.rest)
 
 
-class Model(nn.Module):
+class DecoderModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -293,7 +293,7 @@ class Model(nn.Module):
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
-    def start(self, seed: int) -> Model:
+    def start(self, seed: int) -> DecoderModel:
         """Fresh weights: normal, scaled down where a layer adds to the residual stream."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
@@ -332,16 +332,16 @@ class Model(nn.Module):
             x = layer.learn(x, how, None)
         return how.norm(last.learn(x, how, at), self.norm.weight, self.norm.eps)
 
-    def _packed(self, ids: Tensor, rows: Tensor, places: Tensor) -> tuple[Tensor, kernels.Sequences, Tensor]:
+    def _packed(self, ids: Tensor, rows: Tensor, places: Tensor) -> tuple[Tensor, kernels.KernelSequences, Tensor]:
         """Tokens one after the other, of each row those up to the last place asked for; and where these places are."""
         lengths = torch.zeros(ids.shape[0], dtype=torch.long).scatter_reduce_(0, rows, places + 1, "amax")
         cos, sin = self.rotary(torch.arange(ids.shape[1]))
-        how = kernels.Sequences(lengths.tolist(), cos, sin, self.stack()[0].shape)
+        how = kernels.KernelSequences(lengths.tolist(), cos, sin, self.stack()[0].shape)
         return ids[torch.arange(ids.shape[1]) < lengths[:, None]], how, how.starts[rows] + places
 
-    def _padded(self, ids: Tensor, rows: Tensor, places: Tensor) -> tuple[Tensor, lean.Sequences, Tensor]:
+    def _padded(self, ids: Tensor, rows: Tensor, places: Tensor) -> tuple[Tensor, lean.LeanSequences, Tensor]:
         cos, sin = self.rotary(torch.arange(ids.shape[1]))
-        return ids.flatten(), lean.Sequences(cos, sin, self.stack()[0].shape), rows * ids.shape[1] + places
+        return ids.flatten(), lean.LeanSequences(cos, sin, self.stack()[0].shape), rows * ids.shape[1] + places
 
     def prefill(self, ids: Tensor, cache: Cache, *, sources: Tensor, rows: Tensor) -> None:
         """Computes keys and values of right-padded prompts; row `rows[i]` of the cache gets prompt `sources[i]`."""

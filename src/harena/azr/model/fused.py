@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from harena.azr.model import kernels
-from harena.azr.model.decoder import Layer, Model
+from harena.azr.model.decoder import DecoderModel, Layer
 
 
 class FusedRows:
     """Keys and values of prompts in slots, and of what each row has written since; memory stays from call to call."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: DecoderModel) -> None:
         self._model = model
         self._layers = model.stack()
         shape = self._layers[0].shape
@@ -48,7 +48,7 @@ class FusedRows:
         lengths = [len(prompt) for prompt in prompts]
         to = torch.tensor(slots)
         self._lengths[to] = torch.tensor(lengths)
-        sequences = kernels.Sequences(lengths, self._cos, self._sin, self._shape)
+        sequences = kernels.KernelSequences(lengths, self._cos, self._sin, self._shape)
         x = F.embedding(torch.tensor(list(chain.from_iterable(prompts)), dtype=torch.long), self._model.embed.weight)
         for layer, kept in zip(self._layers, self._prompts, strict=True):
             qkv = _project(layer, x)

@@ -32,7 +32,7 @@ _STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor: its shape as numpy has it, how it is stored, where its bytes are."""
 
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class Entry:
     offset: int
 
 
-class _Reader:
+class _GgufReader:
     def __init__(self, data: mmap.mmap | bytes) -> None:
         self.data = data
         self.at = 0
@@ -86,7 +86,7 @@ class GgufFile:
             if not path.stat().st_size:
                 raise SpecError(f"{path.name} is empty")
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        reader = _Reader(self._data)
+        reader = _GgufReader(self._data)
         if bytes(self._data[:4]) != b"GGUF":
             raise SpecError(f"{path.name} is not a GGUF file")
         reader.at = 4
@@ -98,14 +98,14 @@ class GgufFile:
         for _ in range(pairs):
             name = reader.text()
             self.metadata[name] = reader.value(int(reader.take("<I")))
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TensorEntry] = {}
         for _ in range(tensors):
             name = reader.text()
             dims = int(reader.take("<I"))
             if not 1 <= dims <= 4:
                 raise SpecError(f"{name[:80]} has {dims} dimensions; there are 1 to 4")
             shape = tuple(int(reader.take("<Q")) for _ in range(dims))[::-1]
-            self.entries[name] = Entry(shape, int(reader.take("<I")), int(reader.take("<Q")))
+            self.entries[name] = TensorEntry(shape, int(reader.take("<I")), int(reader.take("<Q")))
         step = self.metadata.get("general.alignment", 32)
         if type(step) is not int or not 1 <= step <= 1 << 20:
             raise SpecError(f"the GGUF file is aligned to {str(step)[:40]} bytes")
@@ -133,7 +133,7 @@ class GgufFile:
         raw = np.frombuffer(self._data, dtype=np.uint8, count=size, offset=start).reshape(-1, form.size)
         return form.read(raw).reshape(last - first, *entry.shape[1:])
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         if name not in self.entries:
             raise SpecError(f"the GGUF file lacks {name}")
         return self.entries[name]

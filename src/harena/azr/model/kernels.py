@@ -81,15 +81,15 @@ def _call(name: str, *arguments: Any) -> Any:
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return cast(Tensor, _Norm.apply(x, weight, eps))
+    return cast(Tensor, _KernelNorm.apply(x, weight, eps))
 
 
 def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, of one tensor that holds both."""
-    return cast(Tensor, _Gated.apply(gate_up))
+    return cast(Tensor, _KernelGated.apply(gate_up))
 
 
-class Sequences:
+class KernelSequences:
     """Of these lengths, one after the other: the kernels of a layer that learns from them or reads them."""
 
     norm = staticmethod(norm)
@@ -105,7 +105,7 @@ class Sequences:
 
     def attend(self, qkv: Tensor) -> Tensor:
         """Causal attention within each sequence."""
-        return cast(Tensor, _Attend.apply(qkv, self))
+        return cast(Tensor, _KernelAttend.apply(qkv, self))
 
     def keep(self, qkv: Tensor, slots: Tensor, kept: Kept) -> None:
         """Writes keys and values to slots."""
@@ -113,7 +113,7 @@ class Sequences:
         _call("keep", *where, kept.keys, kept.values, kept.places, kept.wide)
 
 
-class _Norm(Function):
+class _KernelNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out, inverse = torch.empty_like(x), x.new_empty(x.shape[0])
@@ -131,7 +131,7 @@ class _Norm(Function):
         return to_x, to_weight, None
 
 
-class _Gated(Function):
+class _KernelGated(Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
@@ -146,9 +146,9 @@ class _Gated(Function):
         return result
 
 
-class _Attend(Function):
+class _KernelAttend(Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, of: Sequences) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, of: KernelSequences) -> Tensor:
         heads, _, width = of.shape
         mixed, sums = qkv.new_empty((qkv.shape[0], heads * width)), qkv.new_empty((qkv.shape[0], heads))
         _call("attend", qkv, of.cos, of.sin, of.starts, len(of), *of.shape, mixed, sums)
@@ -186,7 +186,7 @@ class _Kept(ctypes.Structure):
     _fields_: ClassVar[Any] = [("keys", ctypes.c_void_p), ("values", ctypes.c_void_p), ("places", ctypes.c_int64)]
 
 
-class State(ctypes.Structure):
+class KernelState(ctypes.Structure):
     """Where the tensors of a decoder's state are: see State in the C file."""
 
     _names = ("ids", "at", "count", "limit", "out", "logprobs", "entropy", "live", "ends")
@@ -223,7 +223,7 @@ def attend_rows(qkv: Tensor, at: Sequence[Tensor], shape: Shape, prompts: Kept, 
     return mixed
 
 
-def sample(logits: Tensor, heat: float, marks: Tensor | None, rows: Tensor, state: State) -> int:
+def sample(logits: Tensor, heat: float, marks: Tensor | None, rows: Tensor, state: KernelState) -> int:
     """A token for each of `rows`, noted in the state; how many of them live on: they are then the first in `rows`."""
     count, vocab = logits.shape
     return int(_call("sample", logits, vocab, heat, marks, rows, count, ctypes.byref(state)))

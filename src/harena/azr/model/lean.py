@@ -25,20 +25,20 @@ Shape = tuple[int, int, int]
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return cast(Tensor, _Norm.apply(x, weight, eps))
+    return cast(Tensor, _LeanNorm.apply(x, weight, eps))
 
 
 def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, of one tensor that holds both."""
-    return cast(Tensor, _Gated.apply(gate_up))
+    return cast(Tensor, _LeanGated.apply(gate_up))
 
 
 def attend(qkv: Tensor, cos: Tensor, sin: Tensor, shape: Shape) -> Tensor:
     """Causal attention within each sequence; their length is that of `cos` and `sin`."""
-    return cast(Tensor, _Attend.apply(qkv, cos, sin, shape))
+    return cast(Tensor, _LeanAttend.apply(qkv, cos, sin, shape))
 
 
-class Sequences:
+class LeanSequences:
     """All of one length, that of `cos` and `sin`: the kernels of a layer that learns from them."""
 
     norm = staticmethod(norm)
@@ -51,7 +51,7 @@ class Sequences:
         return attend(qkv, *self._of)
 
 
-class _Norm(Function):
+class _LeanNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         inverse = _inverse(x, eps)
@@ -68,7 +68,7 @@ class _Norm(Function):
         return to_x, torch.mv(both.t(), inverse[:, 0]), None
 
 
-class _Gated(Function):
+class _LeanGated(Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -88,7 +88,7 @@ class _Gated(Function):
         return result
 
 
-class _Attend(Function):
+class _LeanAttend(Function):
     """Queries that share keys are rows of one product: sequences × kv heads, then group × places, then head width."""
 
     @staticmethod

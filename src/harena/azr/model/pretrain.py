@@ -24,9 +24,9 @@ from torch.nn import functional as F
 
 from harena.azr.learn.optimizer import MasterAdamW
 from harena.azr.model import weights
-from harena.azr.model.decoder import Model, ModelConfig
+from harena.azr.model.decoder import DecoderModel, ModelConfig
 from harena.azr.model.tokenizer import ByteTokenizer
-from harena.azr.tasks.corpus import Array, Batch, Mix, Stream, Workers
+from harena.azr.tasks.corpus import Array, Batch, DocumentStream, DocumentWorkers, Mix
 from harena.errors import SpecError
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -60,7 +60,7 @@ class PretrainSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class PretrainProgress:
     step: int
     tokens: int
     loss: float
@@ -79,27 +79,27 @@ def pretrain(
     settings: PretrainSettings,
     out: Path,
     *,
-    report: Callable[[Progress], None] | None = None,
+    report: Callable[[PretrainProgress], None] | None = None,
     report_every: int = 100,
     form: str = "int8",
-) -> Model:
+) -> DecoderModel:
     """Trains, saves to `out` now and then and at the end, and returns the model as it was trained."""
     codec = ByteTokenizer()
     device = torch.device(settings.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     shard = 2_048 if settings.micro_tokens < 16_384 else 16_384
-    stream = Stream(seed=settings.seed, tokens=settings.micro_tokens, mix=settings.mix, shard=shard)
-    workers = Workers(stream, count=settings.workers) if settings.workers else None
-    model = Model(config_for(settings.size, codec.vocab)).start(settings.seed).to(device=device, dtype=dtype)
+    stream = DocumentStream(seed=settings.seed, tokens=settings.micro_tokens, mix=settings.mix, shard=shard)
+    workers = DocumentWorkers(stream, count=settings.workers) if settings.workers else None
+    model = DecoderModel(config_for(settings.size, codec.vocab)).start(settings.seed).to(device=device, dtype=dtype)
 
-    def save(progress: Progress) -> None:
+    def save(progress: PretrainProgress) -> None:
         said = f"pretrained {settings.size}, seed {settings.seed}: {progress.step} steps, {progress.tokens} tokens"
         weights.save(out, model, codec, form=form, note=said)
 
     try:
         batches = workers.batches() if workers else stream.batches()
         saved = time.perf_counter()
-        last: Progress | None = None
+        last: PretrainProgress | None = None
         for last in _train(model, batches, settings, report_every):
             if report is not None:
                 report(last)
@@ -114,7 +114,9 @@ def pretrain(
             workers.close()
 
 
-def _train(model: Model, batches: Iterator[Batch], settings: PretrainSettings, report_every: int) -> Iterator[Progress]:
+def _train(
+    model: DecoderModel, batches: Iterator[Batch], settings: PretrainSettings, report_every: int
+) -> Iterator[PretrainProgress]:
     """Optimiser steps until steps or minutes are up; tells how it stands every `report_every` and at the end."""
     named = list(model.named_parameters())
     optimizer = MasterAdamW(named, betas=(0.9, 0.95), weight_decay=settings.weight_decay)
@@ -127,7 +129,7 @@ def _train(model: Model, batches: Iterator[Batch], settings: PretrainSettings, r
         if step and (done >= 1 or step % report_every == 0):
             rate = rate_at(settings, step, done)
             mean = float(total) / max(1, counted)
-            yield Progress(step=step, tokens=tokens, loss=mean, seconds=seconds, learning_rate=rate)
+            yield PretrainProgress(step=step, tokens=tokens, loss=mean, seconds=seconds, learning_rate=rate)
             total.zero_()
             counted = 0
         if done >= 1:
@@ -153,7 +155,7 @@ def rate_at(settings: PretrainSettings, step: int, done: float) -> float:
     return settings.learning_rate * rise * fall
 
 
-def completion_loss(model: Model, batch: Batch) -> Tensor:
+def completion_loss(model: DecoderModel, batch: Batch) -> Tensor:
     """Cross-entropy summed over the tokens of the completions."""
     rows, places = _wanted(batch)
     device = model.device

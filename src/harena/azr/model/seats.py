@@ -31,7 +31,7 @@ PREFILL_TOKENS = {"cpu": 1_024, "cuda": 65_536}
 
 
 @dataclass(slots=True)
-class Job:
+class SeatJob:
     """One completion to sample."""
 
     prompt: int
@@ -53,11 +53,11 @@ class Seats:
         self,
         decoder: Decoder,
         prompts: Sequence[Sequence[int]],
-        waiting: deque[Job],
+        waiting: deque[SeatJob],
         sampler: Sampler,
         stops: Stops,
         rows: int,
-        on_done: Callable[[Job], None],
+        on_done: Callable[[SeatJob], None],
     ) -> None:
         self.d = decoder
         self.prompts = prompts
@@ -66,7 +66,7 @@ class Seats:
         self.stops = stops
         self.rows = rows
         self.on_done = on_done
-        self.seats: list[Job | None] = [None] * rows
+        self.seats: list[SeatJob | None] = [None] * rows
         self.places = [0] * rows
         """For each row the place that its next token is written to; the host counts along."""
 
@@ -99,7 +99,7 @@ class Seats:
         budget = PREFILL_TOKENS["cuda" if self.d.is_cuda else "cpu"]
         while free and self.waiting:
             width = len(self.prompts[self.waiting[0].prompt])
-            taken: dict[int, list[Job]] = {}
+            taken: dict[int, list[SeatJob]] = {}
             while len(free) > sum(map(len, taken.values())) and self.waiting:
                 prompt = self.waiting[0].prompt
                 if prompt not in taken and taken and (len(taken) + 1) * width > budget:
@@ -107,7 +107,7 @@ class Seats:
                 taken.setdefault(prompt, []).append(self.waiting.popleft())
             self._seat(taken, free)
 
-    def _seat(self, taken: dict[int, list[Job]], free: list[int]) -> None:
+    def _seat(self, taken: dict[int, list[SeatJob]], free: list[int]) -> None:
         jobs = [(source, job) for source, prompt in enumerate(taken) for job in taken[prompt]]
         rows = [free.pop(0) for _ in jobs]
         device, s = self.d.device, self.d.state
@@ -273,7 +273,7 @@ class FusedSeats(Seats):
         pass
 
 
-def is_worth_sharing(prompts: Sequence[Sequence[int]], jobs: Sequence[Job]) -> bool:
+def is_worth_sharing(prompts: Sequence[Sequence[int]], jobs: Sequence[SeatJob]) -> bool:
     asked = {job.prompt for job in jobs}
     # A prompt of one token leaves nothing in the cache: there would be nothing to attend to.
     return len(jobs) >= 3 * len(asked) and min(len(prompts[prompt]) for prompt in asked) > 1

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from harena.azr.model import lean
-from harena.azr.model.decoder import Cache, Model
+from harena.azr.model.decoder import Cache, DecoderModel
 
 
 class SharedPrompts:
     """Keys and values of prompts, in slots, and which row samples which of them."""
 
-    def __init__(self, model: Model, *, slots: int, places: int) -> None:
+    def __init__(self, model: DecoderModel, *, slots: int, places: int) -> None:
         self._model = model
         self._cache = Cache(model.config, rows=slots, places=places, device=model.device, dtype=model.dtype)
         self._lengths = [0] * slots

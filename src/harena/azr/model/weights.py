@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from harena.azr.model import gguf
-from harena.azr.model.decoder import Model, ModelConfig, from_hf_state
+from harena.azr.model.decoder import DecoderModel, ModelConfig, from_hf_state
 from harena.azr.model.tokenizer import ByteTokenizer, HfTokenizer, TextCodec
 from harena.errors import HarenaError, SpecError
 
@@ -35,7 +35,7 @@ PIECE = 1 << 19
 DTYPES = {"f32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
 
 
-def load(name: str, *, device: str = "cpu", dtype: str = "f32") -> tuple[Model, TextCodec]:
+def load(name: str, *, device: str = "cpu", dtype: str = "f32") -> tuple[DecoderModel, TextCodec]:
     """`dtype` is what the weights are computed with: f32 or bf16, whatever the file holds."""
     if dtype not in DTYPES:
         raise SpecError(f"dtype {dtype!r}: there are {', '.join(DTYPES)}")
@@ -51,7 +51,7 @@ def load(name: str, *, device: str = "cpu", dtype: str = "f32") -> tuple[Model, 
     return model, codec
 
 
-def _read(path: Path, name: str, dtype: torch.dtype) -> tuple[Model, Mapping[str, Tensor], TextCodec]:
+def _read(path: Path, name: str, dtype: torch.dtype) -> tuple[DecoderModel, Mapping[str, Tensor], TextCodec]:
     """A model without memory, what is to be in it, and its tokenizer; all three fit each other."""
     if path.suffix == ".safetensors":
         config, state, codec = _own(path)
@@ -66,12 +66,12 @@ def _read(path: Path, name: str, dtype: torch.dtype) -> tuple[Model, Mapping[str
     return _outline(config, state, dtype), state, codec
 
 
-def _outline(config: ModelConfig, state: Mapping[str, Tensor], dtype: torch.dtype) -> Model:
+def _outline(config: ModelConfig, state: Mapping[str, Tensor], dtype: torch.dtype) -> DecoderModel:
     """Nothing is made as large as a file says it is before the file was seen to have it."""
     if config.layers > len(state):
         raise SpecError(f"the weights do not fit the model: {len(state)} of them for {config.layers} layers")
     with torch.device("meta"):
-        model = Model(config).to(dtype)
+        model = DecoderModel(config).to(dtype)
     wanted = model.state_dict()
     missing = [*(wanted.keys() - state.keys()), *(state.keys() - wanted.keys())]
     if missing:
@@ -85,7 +85,7 @@ def _outline(config: ModelConfig, state: Mapping[str, Tensor], dtype: torch.dtyp
 # ---- our own files ----
 
 
-def save(path: Path, model: Model, codec: ByteTokenizer, *, form: str = "int8", note: str = "") -> None:
+def save(path: Path, model: DecoderModel, codec: ByteTokenizer, *, form: str = "int8", note: str = "") -> None:
     """`form`: f32, bf16 or int8 (one scale a row; about one byte a weight)."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file

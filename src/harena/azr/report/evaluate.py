@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harena.azr.check.verify import Attempt, Verifier
-from harena.azr.engines.protocol import Completion, Generator, Request, Sampling
+from harena.azr.check.verify import Attempt, TaskVerifier
+from harena.azr.engines.protocol import Completion, CompletionRequest, Generator, Sampling
 from harena.azr.report import scores
 from harena.azr.report.scores import Score
 from harena.azr.tasks import prompts
 from harena.azr.tasks.forms import PAPER_SYSTEM
-from harena.azr.tasks.kinds import Answer, FormatError, Kind, Task
-from harena.azr.tasks.prompts import Profile
+from harena.azr.tasks.kinds import FormatError, SolverAnswer, Task, TaskKind
+from harena.azr.tasks.prompts import PromptProfile
 from harena.azr.tasks.public_sets import CodeItem
 from harena.azr.tasks.suite import Item
 from harena.azr.tasks.task_kinds import TASK_KINDS
@@ -46,7 +46,7 @@ Progress = Callable[[int, int], object]
 class How:
     """How a model is asked."""
 
-    profile: Profile = prompts.COMPACT
+    profile: PromptProfile = prompts.COMPACT
     max_new: int = 96
     """Tokens of an answer."""
     samples: int = 1
@@ -71,7 +71,7 @@ class How:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class ModelEvaluation:
     suite: str
     scores: dict[str, Score]
     """By kind or set, by grade, and of `all`."""
@@ -106,13 +106,13 @@ class _Judged:
 
 def evaluate(
     generator: Generator,
-    verifier: Verifier,
+    verifier: TaskVerifier,
     items: Sequence[Item],
     how: How,
     *,
     suite: str = "tiny",
     progress: Progress | None = None,
-) -> Evaluation:
+) -> ModelEvaluation:
     started = time.perf_counter()
     asked = [prompts.render_solve(item.kind, item.task, profile=how.profile) for item in items]
     groups = _generate(generator, asked, how, how.profile.stop, progress)
@@ -122,7 +122,7 @@ def evaluate(
 
 
 def grade(
-    verifier: Verifier, items: Sequence[Item], groups: Sequence[Sequence[Completion]], profile: Profile
+    verifier: TaskVerifier, items: Sequence[Item], groups: Sequence[Sequence[Completion]], profile: PromptProfile
 ) -> list[list[_Judged]]:
     """All answers to all items in one batch."""
     attempts: list[Attempt] = []
@@ -140,12 +140,12 @@ def grade(
     return judged
 
 
-def gold(kind: Kind, task: Task) -> Answer:
+def gold(kind: TaskKind, task: Task) -> SolverAnswer:
     """The answer that the task itself knows."""
-    return Answer(kind=kind, text=TASK_KINDS[kind].gold(task))
+    return SolverAnswer(kind=kind, text=TASK_KINDS[kind].gold(task))
 
 
-def failing_golds(verifier: Verifier, items: Sequence[Item]) -> dict[str, str]:
+def failing_golds(verifier: TaskVerifier, items: Sequence[Item]) -> dict[str, str]:
     """Tasks whose own answer is not accepted, with the verdict: a suite should have none."""
     attempts = [Attempt(task=item.task, answer=gold(item.kind, item.task)) for item in items]
     grades = verifier.grade(attempts)
@@ -163,7 +163,7 @@ def evaluate_code(
     *,
     suite: str,
     progress: Progress | None = None,
-) -> Evaluation:
+) -> ModelEvaluation:
     started = time.perf_counter()
     stop = CODE_STOP if how.profile.name == "compact" else how.profile.stop
     groups = _generate(generator, [_code_prompt(item, how.profile) for item in items], how, stop, progress)
@@ -198,7 +198,7 @@ def _source(item: CodeItem, answer: str, word: str, *, continued: bool) -> str:
     return f"{start}{answer}\n\n{item.tests}\nprint({word!r})\n"
 
 
-def _code_prompt(item: CodeItem, profile: Profile) -> str:
+def _code_prompt(item: CodeItem, profile: PromptProfile) -> str:
     if profile.name == "compact":
         return item.start or f'"""\n{item.question}\n"""\n'
     start = f"\n\n```python\n{item.start}\n```" if item.start else ""
@@ -206,10 +206,10 @@ def _code_prompt(item: CodeItem, profile: Profile) -> str:
     return PAPER_SYSTEM.format(question=question)
 
 
-def _code_answer(text: str, profile: Profile) -> str | None:
+def _code_answer(text: str, profile: PromptProfile) -> str | None:
     if profile.name == "compact":
         return text if text.strip() and len(text) <= MAX_CODE_CHARS else None
-    answer = prompts.parse_solve(Kind.INDUCTION, text, profile=profile)
+    answer = prompts.parse_solve(TaskKind.INDUCTION, text, profile=profile)
     return None if isinstance(answer, FormatError) else answer.text
 
 
@@ -228,7 +228,7 @@ def _generate(
         if progress is not None:
             progress(done, len(asked))
 
-    requests = [Request(prompt=prompt, n=how.samples, max_new=how.max_new) for prompt in asked]
+    requests = [CompletionRequest(prompt=prompt, n=how.samples, max_new=how.max_new) for prompt in asked]
     return generator.generate(requests, how.sampling(stop), count)
 
 
@@ -239,14 +239,14 @@ def _summary(
     judged: Sequence[Sequence[_Judged]],
     how: How,
     started: float,
-) -> Evaluation:
+) -> ModelEvaluation:
     right = [sum(one.right for one in group) for group in judged]
     by_label: dict[str, list[int]] = {}
     for names, count in zip(labels, right, strict=True):
         for name in dict.fromkeys(names):
             by_label.setdefault(name, []).append(count)
     by_label["all"] = right
-    return Evaluation(
+    return ModelEvaluation(
         suite=suite,
         scores={
             name: scores.score(counts, samples=how.samples, k=how.k, seed=how.seed) for name, counts in by_label.items()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from harena.azr.report import journal, plot
-from harena.azr.report.plot import Point, shown
+from harena.azr.report.plot import PlotPoint, shown
 
 Record = Mapping[str, Any]
 Pick = Callable[[Record], Mapping[str, float]]
@@ -139,7 +139,7 @@ def _held_out(evals: Sequence[Record]) -> str:
 
 
 def _suite(name: str, evals: Sequence[Record]) -> str:
-    curves: dict[str, list[Point]] = {}
+    curves: dict[str, list[PlotPoint]] = {}
     for record in evals:
         for part, score in _map(_map(record, "suites"), name).items():
             if isinstance(score, Mapping):
@@ -161,21 +161,23 @@ def _suite(name: str, evals: Sequence[Record]) -> str:
     return f'<div class="cards">{"".join(cards)}{table}</div>'
 
 
-def _legible(name: str, curves: Mapping[str, list[Point]]) -> dict[str, dict[str, list[Point]]]:
+def _legible(name: str, curves: Mapping[str, list[PlotPoint]]) -> dict[str, dict[str, list[PlotPoint]]]:
     """More curves than there are colours get a plot for each first word."""
     if len(curves) <= plot.COLOURS:
         return {name: dict(curves)}
-    parts: dict[str, dict[str, list[Point]]] = {}
+    parts: dict[str, dict[str, list[PlotPoint]]] = {}
     for part, points in curves.items():
         first, _, rest = part.partition(" ")
         parts.setdefault(f"{name}: {shown(first)}", {})[rest or first] = points
     return parts
 
 
-def _point(iteration: int, score: Record) -> Point:
+def _point(iteration: int, score: Record) -> PlotPoint:
     low, high = score.get("low"), score.get("high")
     known = isinstance(low, int | float) and isinstance(high, int | float)
-    return Point(x=iteration, y=_number(score.get("value")), low=low if known else None, high=high if known else None)
+    return PlotPoint(
+        x=iteration, y=_number(score.get("value")), low=low if known else None, high=high if known else None
+    )
 
 
 def _tasks(suite: str, part: str, evals: Sequence[Record]) -> str:
@@ -192,7 +194,7 @@ def _changes(part: str, evals: Sequence[Record]) -> str:
     return f"<td>{gained}, {lost}</td>"
 
 
-def _cells(point: Point) -> str:
+def _cells(point: PlotPoint) -> str:
     interval = "" if point.low is None or point.high is None else f"{point.low:.2f} – {point.high:.2f}"
     return f"<td>{point.y:.3f}</td><td class='quiet'>{interval}</td>"
 
@@ -337,11 +339,11 @@ def _chart(
     top: float | None = None,
     note: str = "",
 ) -> str:
-    curves: dict[str, list[Point]] = {}
+    curves: dict[str, list[PlotPoint]] = {}
     for step in steps:
         for name, number in pick(step).items():
             if math.isfinite(number):
-                curves.setdefault(name, []).append(Point(x=step["iteration"], y=number))
+                curves.setdefault(name, []).append(PlotPoint(x=step["iteration"], y=number))
     return _card(title, plot.lines(curves, x_label="iteration", y_label=y_label, bottom=bottom, top=top), note)
 
 

@@ -15,7 +15,7 @@ COLOURS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class PlotPoint:
     x: float
     y: float
     low: float | None = None
@@ -23,7 +23,7 @@ class Point:
     """The interval around y, where one is known."""
 
 
-Series = Mapping[str, Sequence[Point]]
+Series = Mapping[str, Sequence[PlotPoint]]
 
 
 def lines(
@@ -50,7 +50,7 @@ def lines(
     return _svg(y_label, "".join(parts), list(series))
 
 
-def _curve(frame: _Frame, points: Sequence[Point], colour: int) -> str:
+def _curve(frame: _Frame, points: Sequence[PlotPoint], colour: int) -> str:
     text = ""
     if len(points) > 1 and all(point.low is not None and point.high is not None for point in points):
         upper = [frame.at(point.x, point.high or 0.0) for point in points]

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harena.azr.loop import Iteration
-from harena.azr.report.evaluate import Evaluation
-from harena.azr.tasks.buffer import Entry
-from harena.azr.tasks.kinds import InductionTask, Kind
+from harena.azr.report.evaluate import ModelEvaluation
+from harena.azr.tasks.buffer import BufferEntry
+from harena.azr.tasks.kinds import InductionTask, TaskKind
 from harena.terminal import safe, safe_lines
 
 
@@ -24,7 +24,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def evaluation(found: Evaluation) -> str:
+def evaluation(found: ModelEvaluation) -> str:
     what = f"pass@{found.k} of {found.samples}" if found.samples > 1 else "accuracy"
     rows = [
         (name, str(score.n), f"{score.value:.3f}", f"{score.low:.3f} – {score.high:.3f}")
@@ -35,10 +35,10 @@ def evaluation(found: Evaluation) -> str:
     return f"{table(head, rows)}\n\nanswers: {verdicts}; {found.seconds:.1f} s"
 
 
-def training(before: Evaluation | None, after: Evaluation | None, last: Iteration | None) -> str:
+def training(before: ModelEvaluation | None, after: ModelEvaluation | None, last: Iteration | None) -> str:
     """What a run ends with: of self-play the last iteration, of the held-out suite before and after."""
     rows: list[list[str]] = []
-    for kind in [*map(str, Kind), "all"]:
+    for kind in [*map(str, TaskKind), "all"]:
         now = _proposals(last).get(kind, {})
         held_out = [_score(found, kind) for found in (before, after)]
         if now or any(held_out):
@@ -66,14 +66,14 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
 
-def _score(found: Evaluation | None, name: str) -> str:
+def _score(found: ModelEvaluation | None, name: str) -> str:
     if found is None or name not in found.scores:
         return ""
     score = found.scores[name]
     return f"{score.value:.3f} [{score.low:.3f}, {score.high:.3f}]"
 
 
-def entry(kind: Kind, one: Entry) -> str:
+def entry(kind: TaskKind, one: BufferEntry) -> str:
     """A task of a buffer, as text."""
     solved = "" if one.share is None else f", solved {one.share:.0%}"
     head = f"# {kind} {one.id[:12]}, proposed in iteration {one.step}{solved}"

@@ -22,7 +22,7 @@ from harena.azr.config import BufferConfig
 from harena.azr.errors import TrainingError
 from harena.azr.tasks import kinds as tasks
 from harena.azr.tasks.forms import PAPER
-from harena.azr.tasks.kinds import Kind, Task, Triplet
+from harena.azr.tasks.kinds import Task, TaskKind, Triplet
 from harena.azr.tasks.task_kinds import TASK_KINDS
 from harena.errors import SpecError
 
@@ -37,7 +37,7 @@ class BadBuffer(TrainingError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class BufferEntry:
     task: Task
     step: int
     """The iteration that proposed it; 0 is the seeding."""
@@ -50,12 +50,12 @@ class Entry:
 class Buffer:
     """One kind's tasks."""
 
-    def __init__(self, kind: Kind, *, capacity: int = CAPACITY) -> None:
+    def __init__(self, kind: TaskKind, *, capacity: int = CAPACITY) -> None:
         if capacity < 2:
             raise SpecError(f"capacity={capacity}: a buffer holds at least 2 tasks")
         self.kind = kind
         self.capacity = capacity
-        self._entries: dict[str, Entry] = {}  # by what makes it unique, the oldest first
+        self._entries: dict[str, BufferEntry] = {}  # by what makes it unique, the oldest first
         self._seen: dict[str, None] = {}
         self._file: Path | None = None
         self._lines = 0
@@ -63,7 +63,7 @@ class Buffer:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[BufferEntry]:
         return iter(self._entries.values())
 
     def has_seen(self, task: Task) -> bool:
@@ -78,20 +78,20 @@ class Buffer:
         if len(self._entries) >= self.capacity:
             older = list(self._entries)[: self.capacity // 2]
             del self._entries[older[int(rng.integers(len(older)))]]
-        entry = Entry(task=task, step=step, id=address(task), share=share)
+        entry = BufferEntry(task=task, step=step, id=address(task), share=share)
         self._entries[key] = entry
         self._remember(key)
         if self._file is not None:
             self._append(entry)
         return True
 
-    def sample(self, count: int, *, rng: np.random.Generator) -> list[Entry]:
+    def sample(self, count: int, *, rng: np.random.Generator) -> list[BufferEntry]:
         """Uniformly, no one twice; all there are when they are fewer."""
         entries = list(self._entries.values())
         chosen = rng.choice(len(entries), size=min(count, len(entries)), replace=False) if entries else ()
         return [entries[int(index)] for index in chosen]
 
-    def fill(self, count: int, *, rng: np.random.Generator) -> list[Entry]:
+    def fill(self, count: int, *, rng: np.random.Generator) -> list[BufferEntry]:
         """Exactly `count`: uniformly, and with repeats when there are fewer."""
         if not self._entries:
             raise SpecError(f"the {self.kind} buffer is empty: seed it first")
@@ -114,7 +114,7 @@ class Buffer:
         self._file = path
         self._compact()
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: BufferEntry) -> None:
         if self._file is None:
             return
         if self._lines >= 2 * self.capacity:
@@ -147,9 +147,9 @@ class Buffers:
     """A buffer for each kind, seeded with the identity function."""
 
     def __init__(self, *, capacity: int = CAPACITY) -> None:
-        self.kinds = {kind: Buffer(kind, capacity=capacity) for kind in Kind}
+        self.kinds = {kind: Buffer(kind, capacity=capacity) for kind in TaskKind}
 
-    def __getitem__(self, kind: Kind) -> Buffer:
+    def __getitem__(self, kind: TaskKind) -> Buffer:
         return self.kinds[kind]
 
     def start(self, *, inputs: int = PAPER.inputs, rng: np.random.Generator) -> None:
@@ -157,7 +157,7 @@ class Buffers:
         for kind, buffer in self.kinds.items():
             buffer.add(TASK_KINDS[kind].identity(inputs), step=0, rng=rng)
 
-    def references(self, kind: Kind, count: int, *, rng: np.random.Generator) -> list[Triplet]:
+    def references(self, kind: TaskKind, count: int, *, rng: np.random.Generator) -> list[Triplet]:
         """What a proposer is shown: `count` tasks of its kind, or one program of any for induction."""
         lenders = TASK_KINDS[kind].references_from
         if not lenders:
@@ -180,9 +180,9 @@ class Buffers:
             buffer.load(state[str(kind)])
 
 
-def read(path: Path) -> list[Entry]:
+def read(path: Path) -> list[BufferEntry]:
     """The entries of a file, the oldest first; of the same task the last one counts."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, BufferEntry] = {}
     try:
         lines = path.read_text("utf-8").split("\n")
     except UnicodeDecodeError:
@@ -212,11 +212,11 @@ def address(task: Task) -> str:
     return tasks.digest(*task.content)[:32]
 
 
-def record_of(entry: Entry) -> dict[str, Any]:
+def record_of(entry: BufferEntry) -> dict[str, Any]:
     return {"id": entry.id, "step": entry.step, "share": entry.share, **entry.task.record()}
 
 
-def entry_of(record: object, where: str) -> Entry:
+def entry_of(record: object, where: str) -> BufferEntry:
     """BadBuffer for anything that is not exactly a record: files are data, and not believed."""
     fields = cast("dict[str, Any]", record) if isinstance(record, dict) else {}
     try:
@@ -226,14 +226,14 @@ def entry_of(record: object, where: str) -> Entry:
             raise TypeError("step or share")
     except (KeyError, TypeError, ValueError) as error:
         raise BadBuffer(f"{where}: not a task ({error})") from None
-    return Entry(task=task, step=step, id=address(task), share=share)
+    return BufferEntry(task=task, step=step, id=address(task), share=share)
 
 
 def _is_share(value: object) -> bool:
     return type(value) in (int, float) and 0 <= cast("float", value) <= 1
 
 
-def _triplets(entries: Sequence[Entry]) -> list[Triplet]:
+def _triplets(entries: Sequence[BufferEntry]) -> list[Triplet]:
     return [entry.task for entry in entries if isinstance(entry.task, Triplet)]
 
 

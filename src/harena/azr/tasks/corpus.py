@@ -19,7 +19,7 @@ import numpy as np
 
 from harena.azr.model.tokenizer import ByteTokenizer
 from harena.azr.tasks import programs, prompts
-from harena.azr.tasks.kinds import Kind, Role, Task, Triplet
+from harena.azr.tasks.kinds import Role, Task, TaskKind, Triplet
 from harena.azr.tasks.task_kinds import TASK_KINDS
 from harena.errors import HarenaError
 
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 class Mix:
     """How often what is seen. The default leaves head-room: solving is taught mostly on short programs."""
 
-    pairs: tuple[tuple[Role, Kind, float], ...] = tuple(
+    pairs: tuple[tuple[Role, TaskKind, float], ...] = tuple(
         (role, kind, one.pretrain_shares[role])
         for role in (Role.SOLVE, Role.PROPOSE)
         for kind, one in TASK_KINDS.items()
@@ -66,7 +66,7 @@ class Documents:
             role, kind, _ = self._rng.choices(self._mix.pairs, weights=self._weights)[0]
             yield self.one(role, kind)
 
-    def one(self, role: Role, kind: Kind) -> tuple[str, str]:
+    def one(self, role: Role, kind: TaskKind) -> tuple[str, str]:
         shares = self._mix.solve_ops if role is Role.SOLVE else self._mix.propose_ops
         ops = self._rng.choices(range(1, len(shares) + 1), weights=shares)[0]
         inputs = TASK_KINDS[kind].inputs(prompts.COMPACT.inputs)
@@ -82,13 +82,13 @@ class Documents:
         return prompts.document(role, kind, task, references=references)
 
 
-def as_task(kind: Kind, example: programs.Example) -> Task:
+def as_task(kind: TaskKind, example: programs.Example) -> Task:
     pairs = tuple(zip(example.inputs, example.outputs, strict=True))
     return TASK_KINDS[kind].make(program=example.program, message=example.message, pairs=pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class DocumentStream:
     """Batches of about `tokens` tokens, documents of one length together, longer than `longest` left out."""
 
     seed: int
@@ -136,7 +136,7 @@ def pad(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], width: int) -> Bat
     return Batch(ids, begins, ends)
 
 
-def _work(stream: Stream, queue: Any, stop: Any) -> None:
+def _work(stream: DocumentStream, queue: Any, stop: Any) -> None:
     for batch in stream.batches():
         while not stop.is_set():
             try:
@@ -158,16 +158,16 @@ def _next(queue: Any, process: BaseProcess) -> tuple[Array, Array, Array]:
                 raise HarenaError(f"a process that writes documents ended by itself ({process.exitcode})") from None
 
 
-class Workers:
+class DocumentWorkers:
     """Streams made by other processes, taken in turn: the order does not depend on which is quicker."""
 
-    def __init__(self, stream: Stream, *, count: int, ahead: int = 8) -> None:
+    def __init__(self, stream: DocumentStream, *, count: int, ahead: int = 8) -> None:
         context = multiprocessing.get_context("spawn")
         self._stop: Any = context.Event()
         self._queues: list[Any] = [context.Queue(ahead) for _ in range(count)]
         self._processes: list[BaseProcess] = []
         for number, queue in enumerate(self._queues):
-            own = Stream(
+            own = DocumentStream(
                 seed=stream.seed * 1_000 + number,
                 tokens=stream.tokens,
                 shard=stream.shard,

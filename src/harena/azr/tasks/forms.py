@@ -19,7 +19,7 @@ MAX_MESSAGE_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class PromptProfile:
     name: str
     ends: tuple[str, ...]
     """What ends a completion that keeps to the form."""
@@ -72,8 +72,8 @@ SHOT_INPUTS = (
 )
 """A message and inputs for each of SHOTS."""
 
-PAPER = Profile(name="paper", ends=("</answer>",), inputs=10)
-COMPACT = Profile(name="compact", ends=(END,), inputs=6)
+PAPER = PromptProfile(name="paper", ends=("</answer>",), inputs=10)
+COMPACT = PromptProfile(name="compact", ends=(END,), inputs=6)
 PROFILES = {"paper": PAPER, "compact": COMPACT}
 
 PAPER_SYSTEM = """\

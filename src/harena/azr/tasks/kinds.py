@@ -20,7 +20,7 @@ ENTRY = "f"
 MAX_PROGRAM_CHARS = 8_000
 
 
-class Kind(enum.StrEnum):
+class TaskKind(enum.StrEnum):
     DEDUCTION = "deduction"
     """Program and input are given; the output is asked for."""
     ABDUCTION = "abduction"
@@ -157,7 +157,7 @@ _SOME_VALUES = ("1", "'a'", "[2]", "None", "(3, 4)", "-5", "'xyz'", "[]", "7.5",
 class Proposal:
     """What a proposer wrote, taken apart and nothing more: nobody has looked whether it runs."""
 
-    kind: Kind
+    kind: TaskKind
     program: str
     inputs: tuple[str, ...]
     """One argument list for deduction and abduction, several for induction."""
@@ -165,10 +165,10 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SolverAnswer:
     """What a solver wrote: a literal (deduction), an argument list (abduction) or a program (induction), as text."""
 
-    kind: Kind
+    kind: TaskKind
     text: str
 
 

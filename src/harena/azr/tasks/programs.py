@@ -26,7 +26,7 @@ _ATTEMPTS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class ProgramOp:
     """{x} the value so far, {b} the second argument, {y} a fresh name; {c} {k} {m} {i} small ints, {s} {w} texts."""
 
     takes: str
@@ -42,20 +42,20 @@ class Op:
         return "\n" in self.form
 
 
-def _ops(takes: str, gives: str, *rows: tuple[str, str]) -> list[Op]:
-    return [Op(takes, gives, form, word) for form, word in rows]
+def _ops(takes: str, gives: str, *rows: tuple[str, str]) -> list[ProgramOp]:
+    return [ProgramOp(takes, gives, form, word) for form, word in rows]
 
 
-def _two(takes: str, gives: str, other: str, *rows: tuple[str, str]) -> list[Op]:
-    return [Op(takes, gives, form, word, other=other) for form, word in rows]
+def _two(takes: str, gives: str, other: str, *rows: tuple[str, str]) -> list[ProgramOp]:
+    return [ProgramOp(takes, gives, form, word, other=other) for form, word in rows]
 
 
-def _blocks(takes: str, gives: str, *rows: tuple[str, str]) -> list[Op]:
-    return [Op(takes, gives, form, word, cost=2) for form, word in rows]
+def _blocks(takes: str, gives: str, *rows: tuple[str, str]) -> list[ProgramOp]:
+    return [ProgramOp(takes, gives, form, word, cost=2) for form, word in rows]
 
 
 # A trailing "!" marks a form that binds loosely and needs parentheses inside another one.
-CATALOG: tuple[Op, ...] = (
+CATALOG: tuple[ProgramOp, ...] = (
     *_ops(
         "int",
         "int",
@@ -302,7 +302,7 @@ CATALOG: tuple[Op, ...] = (
     *_blocks("str", "int", ("{y} = 0\nfor ch in {x}:\n    if ch in 'aeiou':\n        {y} += 1", "count vowels")),
 )
 
-_BY_TYPE: dict[str, list[Op]] = {}
+_BY_TYPE: dict[str, list[ProgramOp]] = {}
 for _op in CATALOG:
     _BY_TYPE.setdefault(_op.takes, []).append(_op)
 
@@ -426,8 +426,8 @@ def _key(forms: list[str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _chain(rng: Random, first: str, ops: int) -> list[Op] | None:
-    chain: list[Op] = []
+def _chain(rng: Random, first: str, ops: int) -> list[ProgramOp] | None:
+    chain: list[ProgramOp] = []
     now, left, other = first, ops, ""
     while left:
         op = rng.choice(_BY_TYPE[now])
@@ -455,7 +455,7 @@ def _fill(rng: Random, form: str) -> str:
     return form
 
 
-def _layout(rng: Random, chain: list[Op], forms: list[str], first: str, other: str) -> str:
+def _layout(rng: Random, chain: list[ProgramOp], forms: list[str], first: str, other: str) -> str:
     """Nested expressions or one step a line, as the coin says; names at random."""
     arg = rng.choice(NAMES[first])
     second = rng.choice([name for name in (*NAMES[other], "b") if name != arg]) if other else ""

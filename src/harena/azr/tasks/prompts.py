@@ -35,12 +35,12 @@ from harena.azr.tasks.forms import (
     PAPER_SYSTEM,
     PROFILES,
     SHOTS,
-    Profile,
+    PromptProfile,
     before_end,
     paper_blocks,
     squeeze,
 )
-from harena.azr.tasks.kinds import IDENTITY, Answer, FormatError, Kind, Proposal, Role, Task, Triplet
+from harena.azr.tasks.kinds import IDENTITY, FormatError, Proposal, Role, SolverAnswer, Task, TaskKind, Triplet
 from harena.azr.tasks.task_kinds import TASK_KINDS
 from harena.errors import SpecError
 
@@ -52,7 +52,7 @@ __all__ = [
     "PAPER_SYSTEM",
     "PROFILES",
     "SHOTS",
-    "Profile",
+    "PromptProfile",
     "completion_for_solve",
     "document",
     "parse_propose",
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 
-def render_propose(kind: Kind, references: Sequence[Triplet], *, profile: Profile = COMPACT) -> str:
+def render_propose(kind: TaskKind, references: Sequence[Triplet], *, profile: PromptProfile = COMPACT) -> str:
     """Asks for a task unlike the references; for induction, for inputs to the first reference's program."""
     if not references:
         raise SpecError("a proposal needs at least one reference: a buffer starts with the identity")
@@ -75,7 +75,7 @@ def render_propose(kind: Kind, references: Sequence[Triplet], *, profile: Profil
     return _opened(prompt, one.opening(Role.PROPOSE), profile)
 
 
-def render_solve(kind: Kind, task: Task, *, profile: Profile = COMPACT) -> str:
+def render_solve(kind: TaskKind, task: Task, *, profile: PromptProfile = COMPACT) -> str:
     """Asks for what is missing of a task."""
     one = TASK_KINDS[kind]
     if not isinstance(task, one.task_type):
@@ -86,7 +86,7 @@ def render_solve(kind: Kind, task: Task, *, profile: Profile = COMPACT) -> str:
     return _opened(shots + one.question(task), one.opening(Role.SOLVE), profile)
 
 
-def _opened(prompt: str, opening: str, profile: Profile) -> str:
+def _opened(prompt: str, opening: str, profile: PromptProfile) -> str:
     """With shots a prompt ends within a line, where any tokenizer has a token's end: an empty line or an open bracket
     at the end of a text is another token than in the middle of it, and models go astray after one."""
     return prompt.removesuffix("(") + opening if profile.shots else prompt
@@ -96,7 +96,7 @@ def _opened(prompt: str, opening: str, profile: Profile) -> str:
 
 
 def document(
-    role: Role, kind: Kind, task: Task, *, references: Sequence[Triplet] = (), profile: Profile = COMPACT
+    role: Role, kind: TaskKind, task: Task, *, references: Sequence[Triplet] = (), profile: PromptProfile = COMPACT
 ) -> tuple[str, str]:
     """(prompt, completion) in the compact profile; the completion has its end with it. The task is one of its kind;
     `references` are for proposing only."""
@@ -109,7 +109,7 @@ def document(
     return render_propose(kind, shown, profile=profile), one.proposal(task)
 
 
-def completion_for_solve(kind: Kind, task: Task) -> str:
+def completion_for_solve(kind: TaskKind, task: Task) -> str:
     """The right answer as the compact profile wants it written."""
     return TASK_KINDS[kind].completion(task)
 
@@ -118,7 +118,7 @@ def completion_for_solve(kind: Kind, task: Task) -> str:
 
 
 def parse_propose(
-    kind: Kind, text: str, *, profile: Profile = COMPACT, reference: Triplet | None = None
+    kind: TaskKind, text: str, *, profile: PromptProfile = COMPACT, reference: Triplet | None = None
 ) -> Proposal | FormatError:
     """`reference` is the program that inputs were asked for (induction)."""
     one = TASK_KINDS[kind]
@@ -132,7 +132,7 @@ def parse_propose(
     return one.read_proposal(lines, profile, reference)
 
 
-def parse_solve(kind: Kind, text: str, *, profile: Profile = COMPACT) -> Answer | FormatError:
+def parse_solve(kind: TaskKind, text: str, *, profile: PromptProfile = COMPACT) -> SolverAnswer | FormatError:
     """What is to be checked. That it is well formed says nothing about its being right, or harmless."""
     one = TASK_KINDS[kind]
     if profile.name == "compact":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from harena.azr.errors import TrainingError
-from harena.azr.tasks.kinds import Kind, Triplet
+from harena.azr.tasks.kinds import TaskKind, Triplet
 from harena.azr.tasks.suite import Item
 
 MAX_FILE_BYTES = 64 << 20
@@ -49,8 +49,8 @@ def cruxeval(path: str | Path) -> list[Item]:
         program, given, output = (_text(row, name, where) for name in ("code", "input", "output"))
         task = Triplet(program=program, input=given, output=output)
         name = str(row.get("id", where))
-        items.append(Item(id=f"{name}-o", kind=Kind.DEDUCTION, task=task, groups=("CRUXEval-O",)))
-        items.append(Item(id=f"{name}-i", kind=Kind.ABDUCTION, task=task, groups=("CRUXEval-I",)))
+        items.append(Item(id=f"{name}-o", kind=TaskKind.DEDUCTION, task=task, groups=("CRUXEval-O",)))
+        items.append(Item(id=f"{name}-i", kind=TaskKind.ABDUCTION, task=task, groups=("CRUXEval-I",)))
     return items
 
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from harena.azr.tasks import programs, prompts
-from harena.azr.tasks.kinds import Kind, Task, program_digest
+from harena.azr.tasks.kinds import Task, TaskKind, program_digest
 from harena.azr.tasks.task_kinds import TASK_KINDS
 from harena.errors import SpecError
 
@@ -28,7 +28,7 @@ class Item:
     """One task of a suite whose answers are checked as in training."""
 
     id: str
-    kind: Kind
+    kind: TaskKind
     task: Task
     groups: tuple[str, ...] = ()
     """What it is counted under besides its kind."""
@@ -38,10 +38,10 @@ def tiny(*, per_cell: int = PER_CELL, seed: int = SEED, inputs: int = prompts.CO
     """`per_cell` tasks for each kind and each number of operations from 1 to 4."""
     if per_cell < 1:
         raise SpecError(f"per_cell={per_cell}: a suite needs at least one task of each kind and grade")
-    return [item for kind in Kind for grade in GRADES for item in _cell(kind, grade, per_cell, seed, inputs)]
+    return [item for kind in TaskKind for grade in GRADES for item in _cell(kind, grade, per_cell, seed, inputs)]
 
 
-def _cell(kind: Kind, grade: int, count: int, seed: int, inputs: int) -> list[Item]:
+def _cell(kind: TaskKind, grade: int, count: int, seed: int, inputs: int) -> list[Item]:
     rng = Random(f"{seed} {kind} {grade}")
     found: dict[tuple[str, tuple[str, ...]], Item] = {}
     while len(found) < count:

@@ -1,8 +1,8 @@
 """The kinds of tasks: one class for each, with everything that is special about it, and the registry of them.
 
 A class says what its prompts are, what it shows and asks for, how a proposal and an answer are read, where its
-references come from, and what an answer is checked with. A new kind is a member of `Kind` (with its task's shape, if
-that is new, in kinds.py) and a class here. Reading takes text apart: it evaluates nothing and never raises.
+references come from, and what an answer is checked with. A new kind is a member of `TaskKind` in kinds.py (with the
+shape of its task, if that is new) and a class here. Reading takes text apart: it evaluates nothing and never raises.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from harena.azr.tasks import forms, literals
-from harena.azr.tasks.forms import END, SHOT_INPUTS, SHOTS, Profile, call_of, fenced, squeeze
+from harena.azr.tasks.forms import END, SHOT_INPUTS, SHOTS, PromptProfile, call_of, fenced, squeeze
 from harena.azr.tasks.kinds import (
     ENTRY,
     IDENTITY,
-    Answer,
     FormatError,
     InductionTask,
-    Kind,
     Proposal,
     Role,
+    SolverAnswer,
     Task,
+    TaskKind,
     Triplet,
     identity_induction,
 )
@@ -45,10 +45,10 @@ class Trial:
     """Whether the program is the answer, and must pass the lint first; else it is the task's own."""
 
 
-class TaskKind(ABC, Generic[T]):
+class KindRules(ABC, Generic[T]):
     """What one kind of task does differently. Its objects hold no state."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[TaskKind]
     task_type: type[T]
     openings: ClassVar[Mapping[Role, str]]
     """What a compact prompt with shots ends with, and a completion therefore lacks."""
@@ -59,7 +59,7 @@ class TaskKind(ABC, Generic[T]):
     """The fenced block that holds an answer."""
     pretrain_shares: ClassVar[Mapping[Role, float]]
     """How often pretraining shows it."""
-    references_from: ClassVar[tuple[Kind, ...]] = ()
+    references_from: ClassVar[tuple[TaskKind, ...]] = ()
     """The buffers that lend a proposer its one reference; empty: several from its own."""
     needs_reference: ClassVar[bool] = False
     """Whether a proposal is about the program of its reference."""
@@ -85,7 +85,7 @@ class TaskKind(ABC, Generic[T]):
     # ---- asking, in the compact form ----
 
     @abstractmethod
-    def references(self, references: Sequence[Triplet], profile: Profile) -> str:
+    def references(self, references: Sequence[Triplet], profile: PromptProfile) -> str:
         """What a proposer is shown, after its head line."""
 
     @abstractmethod
@@ -127,20 +127,20 @@ class TaskKind(ABC, Generic[T]):
 
     @abstractmethod
     def read_proposal(
-        self, lines: list[str], profile: Profile, reference: Triplet | None
+        self, lines: list[str], profile: PromptProfile, reference: Triplet | None
     ) -> Proposal | FormatError: ...
 
     @abstractmethod
     def read_paper_proposal(
-        self, blocks: Pairs, profile: Profile, reference: Triplet | None
+        self, blocks: Pairs, profile: PromptProfile, reference: Triplet | None
     ) -> Proposal | FormatError: ...
 
     @abstractmethod
-    def read_completion(self, body: str, profile: Profile) -> Answer | FormatError:
+    def read_completion(self, body: str, profile: PromptProfile) -> SolverAnswer | FormatError:
         """The answer in a compact completion, of which `body` is the part before its end."""
 
     @abstractmethod
-    def read_answer(self, text: str) -> Answer | FormatError: ...
+    def read_answer(self, text: str) -> SolverAnswer | FormatError: ...
 
     # ---- checking ----
 
@@ -158,7 +158,7 @@ class TaskKind(ABC, Generic[T]):
         return False
 
 
-class _TripletKind(TaskKind[Triplet]):
+class _TripletKind(KindRules[Triplet]):
     """Deduction and abduction: one input, of which the proposer writes the program too."""
 
     task_type = Triplet
@@ -176,7 +176,7 @@ class _TripletKind(TaskKind[Triplet]):
         del several
         return 1
 
-    def references(self, references: Sequence[Triplet], profile: Profile) -> str:
+    def references(self, references: Sequence[Triplet], profile: PromptProfile) -> str:
         # A model that was not trained on this form learns it from examples, even while a buffer holds hardly any.
         shown = [*(one for one in SHOTS[: profile.shots] if one not in references), *references]
         return "".join(map(self.proposal, shown))
@@ -197,7 +197,9 @@ class _TripletKind(TaskKind[Triplet]):
     def paper_question(self, task: Triplet) -> str:
         return self.paper_solve.format(program=task.program, input=task.input, output=task.output)
 
-    def read_proposal(self, lines: list[str], profile: Profile, reference: Triplet | None) -> Proposal | FormatError:
+    def read_proposal(
+        self, lines: list[str], profile: PromptProfile, reference: Triplet | None
+    ) -> Proposal | FormatError:
         if profile.shots:
             first = next((n for n, line in enumerate(lines) if call_of(line) is not None), len(lines))
             lines = lines[: first + 1]
@@ -208,25 +210,27 @@ class _TripletKind(TaskKind[Triplet]):
             return FormatError(reason="no program before the call")
         return Proposal(kind=self.kind, program="\n".join(lines[:-1]), inputs=(given,))
 
-    def read_paper_proposal(self, blocks: Pairs, profile: Profile, reference: Triplet | None) -> Proposal | FormatError:
+    def read_paper_proposal(
+        self, blocks: Pairs, profile: PromptProfile, reference: Triplet | None
+    ) -> Proposal | FormatError:
         inputs = [body.strip() for label, body in blocks if label == "input"]
         programs = [body for label, body in blocks if label == "python"]
         if not programs or not inputs:
             return FormatError(reason="a ```python and an ```input block are needed")
         return Proposal(kind=self.kind, program=programs[0].strip("\n").rstrip(), inputs=(inputs[0],))
 
-    def read_completion(self, body: str, profile: Profile) -> Answer | FormatError:
+    def read_completion(self, body: str, profile: PromptProfile) -> SolverAnswer | FormatError:
         return self.read_line(body.partition("\n")[0].strip() if profile.shots else body.strip())
 
-    def read_line(self, line: str) -> Answer | FormatError:
+    def read_line(self, line: str) -> SolverAnswer | FormatError:
         return self.read_answer(line)
 
-    def read_answer(self, text: str) -> Answer | FormatError:
+    def read_answer(self, text: str) -> SolverAnswer | FormatError:
         try:
             self.check(text)
         except literals.LiteralError as error:
             return FormatError(reason=str(error))
-        return Answer(kind=self.kind, text=text.strip())
+        return SolverAnswer(kind=self.kind, text=text.strip())
 
     @abstractmethod
     def check(self, text: str) -> None:
@@ -259,7 +263,7 @@ Write the answer as one ```python block with the program and one ```input block 
 class Deduction(_TripletKind):
     """Program and input are given; the output is asked for."""
 
-    kind = Kind.DEDUCTION
+    kind = TaskKind.DEDUCTION
     pretrain_shares: ClassVar[Mapping[Role, float]] = {Role.SOLVE: 0.34, Role.PROPOSE: 0.06}
     paper_label = "output"
     paper_ask = _PROPOSE.format(
@@ -296,7 +300,7 @@ What does `f` return? Write the answer as one ```output block with the value as 
 class Abduction(_TripletKind):
     """Program and output are given; any input that gives the output is right."""
 
-    kind = Kind.ABDUCTION
+    kind = TaskKind.ABDUCTION
     pretrain_shares: ClassVar[Mapping[Role, float]] = {Role.SOLVE: 0.22, Role.PROPOSE: 0.06}
     paper_label = "input"
     paper_ask = _PROPOSE.format(
@@ -327,7 +331,7 @@ the argument list of the call of `f`, separated by commas, as plain values. Exam
     def closed(self, text: str) -> str:
         return text[1:] if text.startswith("(") else ""
 
-    def read_line(self, line: str) -> Answer | FormatError:
+    def read_line(self, line: str) -> SolverAnswer | FormatError:
         return self.read_answer(line[:-1]) if line.endswith(")") else FormatError(reason="the call is not closed")
 
     def check(self, text: str) -> None:
@@ -341,14 +345,14 @@ the argument list of the call of `f`, separated by commas, as plain values. Exam
         return calls != (task.input,)
 
 
-class Induction(TaskKind[InductionTask]):
+class Induction(KindRules[InductionTask]):
     """Some inputs with their outputs and a message are given; a program is asked for, and judged on others."""
 
-    kind = Kind.INDUCTION
+    kind = TaskKind.INDUCTION
     task_type = InductionTask
     openings: ClassVar[Mapping[Role, str]] = {Role.PROPOSE: "#", Role.SOLVE: _DEF}
     pretrain_shares: ClassVar[Mapping[Role, float]] = {Role.SOLVE: 0.24, Role.PROPOSE: 0.08}
-    references_from = (Kind.DEDUCTION, Kind.ABDUCTION)
+    references_from = (TaskKind.DEDUCTION, TaskKind.ABDUCTION)
     needs_reference = True
     paper_label = "python"
     paper_ask = """\
@@ -385,7 +389,7 @@ Write the answer as one ```python block."""
     def gold(self, task: InductionTask) -> str:
         return task.program
 
-    def references(self, references: Sequence[Triplet], profile: Profile) -> str:
+    def references(self, references: Sequence[Triplet], profile: PromptProfile) -> str:
         shots = [
             f"{squeeze(one.program)}\n{forms.call_lines(message, inputs[: profile.inputs])}"
             for one, (message, inputs) in zip(SHOTS, SHOT_INPUTS, strict=True)
@@ -419,29 +423,33 @@ Write the answer as one ```python block."""
         pairs = "\n".join(f"{fenced('input', given)}\n{fenced('output', output)}" for given, output in task.shown)
         return self.paper_solve.format(pairs=pairs, message=task.message or "(none)")
 
-    def read_proposal(self, lines: list[str], profile: Profile, reference: Triplet | None) -> Proposal | FormatError:
+    def read_proposal(
+        self, lines: list[str], profile: PromptProfile, reference: Triplet | None
+    ) -> Proposal | FormatError:
         has_message = bool(lines) and lines[0].startswith("#")
         message, lines = (lines[0][1:].strip(), lines[1:]) if has_message else ("", lines)
         lines = lines[: profile.inputs] if profile.shots else lines
         return self._proposed(reference, message, [call_of(line) for line in lines], profile)
 
-    def read_paper_proposal(self, blocks: Pairs, profile: Profile, reference: Triplet | None) -> Proposal | FormatError:
+    def read_paper_proposal(
+        self, blocks: Pairs, profile: PromptProfile, reference: Triplet | None
+    ) -> Proposal | FormatError:
         message = next((body for label, body in blocks if label == "message"), "")
         inputs = [body.strip() for label, body in blocks if label == "input"]
         return self._proposed(reference, message, inputs, profile)
 
     def _proposed(
-        self, reference: Triplet | None, message: str, inputs: Sequence[str | None], profile: Profile
+        self, reference: Triplet | None, message: str, inputs: Sequence[str | None], profile: PromptProfile
     ) -> Proposal | FormatError:
         found = [given for given in inputs if given is not None]
         if reference is None or len(found) != len(inputs) or len(found) != profile.inputs:
             return FormatError(reason=f"{len(found)} inputs in {len(inputs)} blocks; {profile.inputs} were asked for")
         return Proposal(kind=self.kind, program=reference.program, inputs=tuple(found), message=forms.one_line(message))
 
-    def read_completion(self, body: str, profile: Profile) -> Answer | FormatError:
+    def read_completion(self, body: str, profile: PromptProfile) -> SolverAnswer | FormatError:
         return self.read_answer(body)
 
-    def read_answer(self, text: str) -> Answer | FormatError:
+    def read_answer(self, text: str) -> SolverAnswer | FormatError:
         program = text.strip("\n").rstrip()
         try:
             literals.parse(program)
@@ -449,7 +457,7 @@ Write the answer as one ```python block."""
             return FormatError(reason=f"the program {error}")
         if not program.strip():
             return FormatError(reason="no program")
-        return Answer(kind=self.kind, text=program)
+        return SolverAnswer(kind=self.kind, text=program)
 
     def trial(self, task: InductionTask, answer: str) -> Trial | bool:
         if not task.hidden:
@@ -463,9 +471,9 @@ Write the answer as one ```python block."""
         return (*expected, *reversed(expected))
 
 
-TASK_KINDS: Mapping[Kind, TaskKind[Any]] = {one.kind: one for one in (Deduction(), Abduction(), Induction())}
+TASK_KINDS: Mapping[TaskKind, KindRules[Any]] = {one.kind: one for one in (Deduction(), Abduction(), Induction())}
 
 
-def kinds_of(task: Task) -> list[Kind]:
+def kinds_of(task: Task) -> list[TaskKind]:
     """The kinds that a task can be asked as."""
     return [kind for kind, one in TASK_KINDS.items() if isinstance(task, one.task_type)]
