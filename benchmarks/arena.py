@@ -73,8 +73,11 @@ def serving(folder: Path, *options: str) -> Generator[str]:
         command += [port, "off"]
     process = subprocess.Popen(
         [*command, "--data", str(folder), *options],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "LOG_LEVEL": "WARNING"},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "LOG_LEVEL": "WARNING"},
+    )
     try:
         assert process.stdout is not None
         for line in process.stdout:

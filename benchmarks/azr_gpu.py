@@ -29,14 +29,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"vocab": 512, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "feed": 128},
     "smollm2-135m": {
-        "vocab": 49_152, "width": 576, "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64, "feed": 1_536,
-        "qkv_bias": False, "rope_theta": 100_000.0,
+        "vocab": 49_152,
+        "width": 576,
+        "layers": 30,
+        "heads": 9,
+        "kv_heads": 3,
+        "head_dim": 64,
+        "feed": 1_536,
+        "qkv_bias": False,
+        "rope_theta": 100_000.0,
     },
     "qwen2.5-1.5b": {
-        "vocab": 151_936, "width": 1_536, "layers": 28, "heads": 12, "kv_heads": 2, "head_dim": 128, "feed": 8_960,
+        "vocab": 151_936,
+        "width": 1_536,
+        "layers": 28,
+        "heads": 12,
+        "kv_heads": 2,
+        "head_dim": 128,
+        "feed": 8_960,
         "rope_theta": 1_000_000.0,
     },
-}  # fmt: skip
+}
 
 
 GOALS = {"decode": (20_000, 60_000), "full step": (90, 30)}
@@ -284,10 +297,18 @@ class Bench:
 
         c = self.config
         settings = transformers.Qwen2Config(
-            vocab_size=c.vocab, hidden_size=c.width, num_hidden_layers=c.layers, num_attention_heads=c.heads,
-            num_key_value_heads=c.kv_heads, intermediate_size=c.feed, tie_word_embeddings=True,
-            max_position_embeddings=4_096, bos_token_id=None, eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
+            vocab_size=c.vocab,
+            hidden_size=c.width,
+            num_hidden_layers=c.layers,
+            num_attention_heads=c.heads,
+            num_key_value_heads=c.kv_heads,
+            intermediate_size=c.feed,
+            tie_word_embeddings=True,
+            max_position_embeddings=4_096,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
         with torch.device(self.device):
             made: Any = transformers.Qwen2ForCausalLM(settings)
             theirs = made.to(self.dtype).eval()
@@ -352,11 +373,14 @@ class Bench:
         half = length // 2
         return [
             Completion(
-                prompt_ids=tuple(row[:half]), ids=tuple(row[half:]), logprobs=(-11.0,) * (length - half), text="",
+                prompt_ids=tuple(row[:half]),
+                ids=tuple(row[half:]),
+                logprobs=(-11.0,) * (length - half),
+                text="",
                 finished=True,
             )
             for row in ids
-        ]  # fmt: skip
+        ]
 
     def update_timed(self, engine: Any, completions: list[Any], mini_batch: int) -> float:
         from harena.azr.engines.protocol import Rollout, Update
@@ -402,11 +426,18 @@ class Bench:
         learn_s = self.update_timed(engine, [group[0] for group in (*proposed, *solved)], 128 if self.is_cuda else 4)
         ended = time.perf_counter()
         self.note(
-            f"full step, 6 x {batch}, n={n}, every answer {longest} tokens", ended - started, "s",
-            propose_s=after_propose - started, solve_s=after_solve - after_propose, learn_s=learn_s,
-            new_tokens=tokens, rows=self.args.rows, graphs=engine.decoder.graphs_recorded,
-            decode_tok_s=tokens / (after_solve - started), memory_gb=self.peak_gb(),
-        )  # fmt: skip
+            f"full step, 6 x {batch}, n={n}, every answer {longest} tokens",
+            ended - started,
+            "s",
+            propose_s=after_propose - started,
+            solve_s=after_solve - after_propose,
+            learn_s=learn_s,
+            new_tokens=tokens,
+            rows=self.args.rows,
+            graphs=engine.decoder.graphs_recorded,
+            decode_tok_s=tokens / (after_solve - started),
+            memory_gb=self.peak_gb(),
+        )
         del engine
         self.forget()
 
@@ -446,13 +477,16 @@ class Bench:
                 self.note(
                     f"full step, real model, iteration {number}, 6 x {config.batch}, n={config.rollouts}, answers of "
                     f"up to {config.prompt.solve_tokens} tokens",
-                    found.metrics["time"]["total"], "s", time=found.metrics["time"],
-                    rollouts=len(found.proposed) + len(found.solved), new_tokens=engine.totals["new_tokens"] - before,
+                    found.metrics["time"]["total"],
+                    "s",
+                    time=found.metrics["time"],
+                    rollouts=len(found.proposed) + len(found.solved),
+                    new_tokens=engine.totals["new_tokens"] - before,
                     **{f"valid_{kind}": one.get("valid", 0.0) for kind, one in found.metrics["propose"].items()},
                     **{f"right_{kind}": one.get("right", 0.0) for kind, one in found.metrics["solve"].items()},
                     **{f"length_{kind}": one.get("length", 0.0) for kind, one in found.metrics["propose"].items()},
                     memory_gb=self.peak_gb(),
-                )  # fmt: skip
+                )
 
     def table(self) -> str:
         lines = ["| what | value | unit | must | aim |", "|---|---|---|---|---|"]

@@ -90,11 +90,34 @@ def start(args: argparse.Namespace, run: Run, minutes: float, cores: list[int]) 
     work = Path(args.work) / run.folder
     work.mkdir(parents=True, exist_ok=True)
     passed = [
-        "init", "device", "dtype", "batch", "samples", "references", "learning_rate", "mini_batch", "entropy",
-        "per_cell", "quick_per_cell", "evaluate_every", "rows", "iterations", "shots", "propose_tokens", "solve_tokens",
-        "cruxeval", "cruxeval_items", "warmup_steps", "max_places", "loss_mean", "learnability", "algorithm", "kl",
-        "decay", "suite_seed",
-    ]  # fmt: skip
+        "init",
+        "device",
+        "dtype",
+        "batch",
+        "samples",
+        "references",
+        "learning_rate",
+        "mini_batch",
+        "entropy",
+        "per_cell",
+        "quick_per_cell",
+        "evaluate_every",
+        "rows",
+        "iterations",
+        "shots",
+        "propose_tokens",
+        "solve_tokens",
+        "cruxeval",
+        "cruxeval_items",
+        "warmup_steps",
+        "max_places",
+        "loss_mean",
+        "learnability",
+        "algorithm",
+        "kl",
+        "decay",
+        "suite_seed",
+    ]
     command = [sys.executable, str(SCRIPT), "selfplay", "--variant", run.variant, "--seed", str(run.seed)]
     command += ["--work", str(work), "--label", run.label]
     command += ["--minutes", f"{minutes:.3f}", "--cores", ",".join(map(str, cores))]

@@ -73,12 +73,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         after = measured(setup, questions)
         say("after", shown(after))
     result = {
-        "model": Path(args.model).name, "parameters": engine.model.parameter_count(), "device": name,
-        "torch": torch.__version__, "command": " ".join(sys.argv), "learning_rate": args.learning_rate,
+        "model": Path(args.model).name,
+        "parameters": engine.model.parameter_count(),
+        "device": name,
+        "torch": torch.__version__,
+        "command": " ".join(sys.argv),
+        "learning_rate": args.learning_rate,
         "settings": vars(args),
-        "loaded_s": loaded_s, "seeding": seeding, "steps": steps, "seconds": time.perf_counter() - started,
-        "tokens": engine.totals, "buffers": sizes(setup.trainer), "before": before, "after": after,
-    }  # fmt: skip
+        "loaded_s": loaded_s,
+        "seeding": seeding,
+        "steps": steps,
+        "seconds": time.perf_counter() - started,
+        "tokens": engine.totals,
+        "buffers": sizes(setup.trainer),
+        "before": before,
+        "after": after,
+    }
     if device == "cuda":
         result["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
     result["table"] = table(result)
@@ -112,14 +122,20 @@ def config_of(args: argparse.Namespace) -> Any:
         advantage={"algorithm": args.algorithm},
         executor={"wall_s": 2.0, "output_chars": 400},
         prompt={
-            "profile": args.form, "inputs": args.inputs, "shots": args.shots if args.form == "compact" else 0,
-            "propose_tokens": args.propose_tokens, "solve_tokens": args.solve_tokens,
+            "profile": args.form,
+            "inputs": args.inputs,
+            "shots": args.shots if args.form == "compact" else 0,
+            "propose_tokens": args.propose_tokens,
+            "solve_tokens": args.solve_tokens,
         },
         update={
-            "learning_rate": args.learning_rate, "mini_batch": args.mini_batch, "entropy": args.entropy,
-            "token_mean": args.loss == "tokens", "kl": args.kl,
+            "learning_rate": args.learning_rate,
+            "mini_batch": args.mini_batch,
+            "entropy": args.entropy,
+            "token_mean": args.loss == "tokens",
+            "kl": args.kl,
         },
-    )  # fmt: skip
+    )
 
 
 def seed(setup: Setup) -> dict[str, Any]:
@@ -136,9 +152,11 @@ def seed(setup: Setup) -> dict[str, Any]:
                 trainer.buffers[kind].add(corpus.as_task(kind, example), step=0, rng=trainer.rng)
     rounds = trainer.seed(lambda number, held, _: say(f"seeding, round {number}: {[*held.values()]}"))
     return {
-        "rounds": rounds, "buffers": sizes(trainer), "from_generator": setup.args.seed_tasks,
+        "rounds": rounds,
+        "buffers": sizes(trainer),
+        "from_generator": setup.args.seed_tasks,
         "seconds": time.perf_counter() - started,
-    }  # fmt: skip
+    }
 
 
 # ---- what is measured, before and after ----

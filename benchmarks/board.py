@@ -40,13 +40,22 @@ def entries(rows: int) -> Iterator[list[dict[str, Any]]]:
     for start in range(0, rows, BATCH):
         yield [
             {
-                "id": f"{n:032x}", "owner_id": f"{n // PER_OWNER:032x}", "env_id": ENV,
-                "algorithm": f"A{n % PER_OWNER}", "main_file": "agent.py", "digest": f"{n:064x}", "version": 1,
-                "kind": Kind.VERIFIED, "state": State.RANKED, "reason": "", "score": rng.random(),
-                "created_at": rng.random() * 1000, "updated_at": 0.0,
+                "id": f"{n:032x}",
+                "owner_id": f"{n // PER_OWNER:032x}",
+                "env_id": ENV,
+                "algorithm": f"A{n % PER_OWNER}",
+                "main_file": "agent.py",
+                "digest": f"{n:064x}",
+                "version": 1,
+                "kind": Kind.VERIFIED,
+                "state": State.RANKED,
+                "reason": "",
+                "score": rng.random(),
+                "created_at": rng.random() * 1000,
+                "updated_at": 0.0,
             }
             for n in range(start, min(start + BATCH, rows))
-        ]  # fmt: skip
+        ]
 
 
 def fill(store: Store, rows: int) -> None:
@@ -58,10 +67,13 @@ def fill(store: Store, rows: int) -> None:
             owner_rows = [{"id": key, "name": name, "created_at": 0.0} for key, name in owners.items()]
             connection.execute(models.owners.insert(), owner_rows)
             connection.execute(models.submissions.insert(), batch)
-            connection.execute(models.board.insert(), [
-                {name: row[name] for name in place} | {"submission_id": row["id"], "at": row["created_at"]}
-                for row in batch
-            ])  # fmt: skip
+            connection.execute(
+                models.board.insert(),
+                [
+                    {name: row[name] for name in place} | {"submission_id": row["id"], "at": row["created_at"]}
+                    for row in batch
+                ],
+            )
 
 
 def read_ms(store: Store, where: Filter, sort: Sort, reads: int) -> dict[str, float]:

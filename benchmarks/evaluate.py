@@ -22,7 +22,7 @@ ENVIRONMENT = "CartPole-v1"
 TIMES = 9
 
 
-def to_score(data: bytes, table: Rack | Runner, secret: bytes) -> evaluate.Evaluation:
+def to_score(data: bytes, table: Rack | Runner, secret: bytes) -> evaluate.EvaluationRun:
     taken = intake.take_in([intake.Upload(name="agent.py", data=data)])
     assert isinstance(taken.code, AgentCode)
     return evaluate.evaluate(taken.code, ENVIRONMENT, secret=secret, table=table)

@@ -62,10 +62,12 @@ def processes(url: str, jobs: int, claimers: int) -> float:
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", CLAIMER, url, f"process {n}"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for n in range(claimers)
-    ]  # fmt: skip
+    ]
     for worker in workers:
         assert worker.stdout is not None
         worker.stdout.readline()

@@ -61,9 +61,12 @@ def crowd(arena: Arena, code: str, number: int, sleep_s: float, *, names: bool) 
 
 def measure(folder: Path, code: str, number: int, sleep_s: float, *, names: bool, workers: int) -> dict[str, Any]:
     settings = Settings(
-        data=folder, database_url=f"sqlite:///{folder}/arena.db", secret_key=b"only to measure with",
-        quota=Quota(per_day=None, at_once=None), workers=workers,
-    )  # fmt: skip
+        data=folder,
+        database_url=f"sqlite:///{folder}/arena.db",
+        secret_key=b"only to measure with",
+        quota=Quota(per_day=None, at_once=None),
+        workers=workers,
+    )
     with Arena(settings) as arena:
         arena.put_environment(ENV)
         arena.put_environment(LADDER, settings={"games_target": 1_000_000, "provisional_games": 1_000_000})
@@ -81,10 +84,11 @@ def measure(folder: Path, code: str, number: int, sleep_s: float, *, names: bool
         seconds = time.monotonic() - started
         arena.workers.stop(0)
     return {
-        "newcomer starts after s": round(began, 2), "is ranked after s": round(over, 2),
+        "newcomer starts after s": round(began, 2),
+        "is ranked after s": round(over, 2),
         "first and last eta s": [told[0], told[-1]] if told else None,
         "ladder matches a minute": round((after - before) / seconds * 60),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

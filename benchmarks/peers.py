@@ -68,9 +68,19 @@ STOP_S = 3
 
 # With their init, everything in these namespaces ends; pdeathsig ends that init with us, even by kill -9.
 NAMESPACES = [
-    "setpriv", "--pdeathsig", "KILL",
-    "unshare", "--pid", "--net", "--mount", "--propagation", "private", "--fork", "--kill-child=KILL", "--mount-proc",
-]  # fmt: skip
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
+    "unshare",
+    "--pid",
+    "--net",
+    "--mount",
+    "--propagation",
+    "private",
+    "--fork",
+    "--kill-child=KILL",
+    "--mount-proc",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +197,12 @@ def _driver(members: list[str], folder: str, python: str, namespaces: bool) -> G
     interpreter = str(VENV / "bin/python") if (VENV / "bin/python").exists() else sys.executable
     process = subprocess.Popen(
         [*(NAMESPACES if namespaces else ()), interpreter, str(HERE / "peers/driver.py"), folder, *members],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env=os.environ | {"PEERS_PYTHON": python},
         start_new_session=True,  # Ctrl-C is ours to handle: they are closed in order
-    )  # fmt: skip
+    )
     driver = Driver(process)
     try:
         driver.wait_ready()

@@ -16,9 +16,25 @@ LOOP = "n = 0\nwhile True:\n    n += 1\n"
 Arguments = Callable[[random.Random], str]
 
 _WORDS = [
-    "arena", "box", "clay", "delta", "ember", "frost", "grain", "hollow", "iron",
-    "jade", "kite", "lemon", "marsh", "nickel", "opal", "pearl", "quartz", "river",
-]  # fmt: skip
+    "arena",
+    "box",
+    "clay",
+    "delta",
+    "ember",
+    "frost",
+    "grain",
+    "hollow",
+    "iron",
+    "jade",
+    "kite",
+    "lemon",
+    "marsh",
+    "nickel",
+    "opal",
+    "pearl",
+    "quartz",
+    "river",
+]
 
 
 def programs(n: int, seed: int = 0) -> list[str]:

@@ -84,12 +84,18 @@ def ratios(rows: list[bench.Row], measured: dict[str, dict[str, Any]]) -> str:
         return value.get("median_ms", value.get("per_s"))
 
     wanted = [
-        ("docker exec python ÷ fresh execution", peer("docker", "warm_python"), own["fresh Python execution in a warm box, p50"], "≥ 40", True),
+        (
+            "docker exec python ÷ fresh execution",
+            peer("docker", "warm_python"),
+            own["fresh Python execution in a warm box, p50"],
+            "≥ 40",
+            True,
+        ),
         ("cold box /bin/true ÷ bubblewrap, in turns", cold["box true"], cold["bubblewrap true"], "≤ 2", True),
         ("cold box python ÷ bubblewrap, in turns", cold["box python"], cold["bubblewrap python"], "≤ 2", True),
         ("cold box python ÷ bare python, in turns", cold["box python"], cold["bare python"], "aim ≤ 1.1", True),
         ("pool.map fresh ÷ one multiprocessing child each, in turns", side_by_side(), 1.0, "≥ 2", True),
-    ]  # fmt: skip
+    ]
     lines = ["| ratio | measured | goal |", "|---|---|---|"]
     for name, above, below, goal, _ in wanted:
         lines.append(

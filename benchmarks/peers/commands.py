@@ -17,11 +17,33 @@ BARE = "-S"
 """The interpreter of every peer that shows the host's own; containers have the one of their rootfs."""
 
 _BWRAP = [
-    "--unshare-all", "--die-with-parent", "--new-session",
-    "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/sbin", "/sbin",
-    "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
-    "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/tmp",
-]  # fmt: skip
+    "--unshare-all",
+    "--die-with-parent",
+    "--new-session",
+    "--ro-bind",
+    "/usr",
+    "/usr",
+    "--symlink",
+    "usr/bin",
+    "/bin",
+    "--symlink",
+    "usr/sbin",
+    "/sbin",
+    "--symlink",
+    "usr/lib",
+    "/lib",
+    "--symlink",
+    "usr/lib64",
+    "/lib64",
+    "--proc",
+    "/proc",
+    "--dev",
+    "/dev",
+    "--tmpfs",
+    "/tmp",
+    "--chdir",
+    "/tmp",
+]
 
 
 @contextmanager

@@ -75,11 +75,26 @@ def engine(folder: Path) -> Generator[str]:
         raise Unavailable("dockerd is not installed")
     log = folder / "dockerd.log"
     argv = [
-        dockerd, "--host", host, "--pidfile", str(folder / "dockerd.pid"),
-        "--data-root", str(HOME / "docker"), "--exec-root", str(folder / "docker"), "--cgroup-parent", CGROUP,
-        "--bridge", "none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false",
-        "--log-level", "error",
-    ]  # fmt: skip
+        dockerd,
+        "--host",
+        host,
+        "--pidfile",
+        str(folder / "dockerd.pid"),
+        "--data-root",
+        str(HOME / "docker"),
+        "--exec-root",
+        str(folder / "docker"),
+        "--cgroup-parent",
+        CGROUP,
+        "--bridge",
+        "none",
+        "--iptables=false",
+        "--ip6tables=false",
+        "--ip-forward=false",
+        "--ip-masq=false",
+        "--log-level",
+        "error",
+    ]
     with log.open("wb") as sink:
         daemon = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=os.environ | {"PATH": _PATH}
@@ -149,8 +164,11 @@ def _runtime(name: str, folder: Path) -> Generator[Peer]:
     # A detached container keeps the descriptors it is given: none of ours.
     subprocess.run(
         [*runtime, "run", "--detach", "--bundle", bundles["idle"], idle],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
     try:
         yield _peer(lambda: cold("true"), lambda: cold("python", "1\n"), [*runtime, "exec", idle])
     finally:

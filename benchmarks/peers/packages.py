@@ -71,9 +71,12 @@ def llm_sandbox(folder: Path) -> Generator[Peer]:
         def session() -> Any:
             # Setting up an environment would fetch pip from the network; the image has what the programs need.
             made = package.SandboxSession(
-                lang="python", image=containers.IMAGE, skip_environment_setup=True, keep_template=True,
+                lang="python",
+                image=containers.IMAGE,
+                skip_environment_setup=True,
+                keep_template=True,
                 runtime_configs={"network_mode": "none", "stop_signal": "SIGKILL"},
-            )  # fmt: skip
+            )
             made.open()
             opened.append(made)
             return made

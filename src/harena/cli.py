@@ -142,9 +142,12 @@ def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
     run.add_argument("-c", dest="code", metavar="CODE", help="the program itself")
     _add_program_options(run)
     run.add_argument(
-        "--preload", action="append", default=[], metavar="MOD",
+        "--preload",
+        action="append",
+        default=[],
+        metavar="MOD",
         help="import it in a warm interpreter, and run the program in a fork of that",
-    )  # fmt: skip
+    )
 
     execute = add("exec", _exec, "run any command in a fresh box", epilog=EXIT_CODES)
     execute.usage = "harena exec [options] -- COMMAND [ARGS...]"
@@ -156,9 +159,11 @@ def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
     _add_limits(shell)
 
     doctor = add(
-        "doctor", _doctor, "attack a box on this machine and report what holds",
+        "doctor",
+        _doctor,
+        "attack a box on this machine and report what holds",
         epilog="exit codes: 0 every probe was held, 1 one was not, 3 this host cannot isolate",
-    )  # fmt: skip
+    )
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
 
     bench = add("bench", _bench, "measure")

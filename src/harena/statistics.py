@@ -58,9 +58,13 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "a": self.a, "b": self.b, "games": self.games, "winner": self.winner,
-            "rate": self.rate.as_json(), "difference": self.difference.as_json(),
-        }  # fmt: skip
+            "a": self.a,
+            "b": self.b,
+            "games": self.games,
+            "winner": self.winner,
+            "rate": self.rate.as_json(),
+            "difference": self.difference.as_json(),
+        }
 
     def sentence(self, names: Sequence[str]) -> str:
         a, b = names[self.a], names[self.b]

@@ -10,7 +10,7 @@ from served import ENV, LADDER, Server
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
-from harena.api.limits import Limits, Rate
+from harena.api.limits import Rate, RequestLimits
 from harena.arena.arena import Arena
 from harena.arena.db.models import Scope
 from harena.arena.db.records import Quota
@@ -49,7 +49,7 @@ def arena(new_arena):
 
 @pytest.fixture(scope="session")
 def app(arena):
-    limits = Limits(login=Rate(per_s=1000, burst=1000))
+    limits = RequestLimits(login=Rate(per_s=1000, burst=1000))
     return create_app(arena, loopback=False, allowed_hosts=["testserver"], limits=limits)
 
 

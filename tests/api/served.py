@@ -10,10 +10,10 @@ import time
 import httpx
 import uvicorn
 
-from harena.api.limits import Limits
+from harena.api.limits import RequestLimits
 from harena.api.server import http_config
 from harena.arena.db.models import Event
-from harena.arena.db.records import Outcome
+from harena.arena.db.records import EvaluationOutcome
 
 ENV, LADDER = "CartPole-v1", "tictactoe-v1"
 AGENT = b"def act(observation):\n    return 0\n"
@@ -24,7 +24,7 @@ class Server:
     def __init__(self, app, limits=None):
         """Served as `harena up` does it."""
         self.app = app
-        config = http_config(app, limits or Limits(), host="127.0.0.1", port=0)
+        config = http_config(app, limits or RequestLimits(), host="127.0.0.1", port=0)
         self.server = uvicorn.Server(config)
         self.socket = config.bind_socket()
         self.port = self.socket.getsockname()[1]
@@ -78,7 +78,7 @@ def rank(arena, submission_id, score, **metrics):
         arena.store.submissions.move(submission_id, Event.START)
         log = arena.files.put(b"secret log of " + submission_id.encode())
         arena.store.submissions.rank(
-            submission_id, Outcome(score=score, low=score, high=score, metrics=metrics), log_digest=log
+            submission_id, EvaluationOutcome(score=score, low=score, high=score, metrics=metrics), log_digest=log
         )
     return submission_id
 

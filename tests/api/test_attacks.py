@@ -91,11 +91,22 @@ def test_scripts_in_every_text_come_back_as_json_only(client, arena, new_key, ho
     season = client.post("/v1/seasons", headers=bearer(host), json={"env_id": ENV, "name": XSS})
     assert season.status_code == 409
     for path in (
-        f"/v1/submissions/{submission_id}", f"/api/results/{submission_id}", f"/v1/boards?env_id={ENV}",
-        "/api/leaderboard/?limit=100", f"/leaderboard/{ENV}?limit=100", "/v1/submissions", f"/v1/matches?env_id={XSS}",
-        f"/v1/boards?env_id={XSS}", f"/v1/environments/{XSS}", f"/{XSS}", f"/v1/submissions/{XSS}", f"/static/{XSS}",
-        f"/v1/events?topics={XSS}", f"/v1/boards?env_id={ENV}&sort={XSS}", f"/v1/agents?owner={XSS}&algorithm=x&env_id={ENV}",
-    ):  # fmt: skip
+        f"/v1/submissions/{submission_id}",
+        f"/api/results/{submission_id}",
+        f"/v1/boards?env_id={ENV}",
+        "/api/leaderboard/?limit=100",
+        f"/leaderboard/{ENV}?limit=100",
+        "/v1/submissions",
+        f"/v1/matches?env_id={XSS}",
+        f"/v1/boards?env_id={XSS}",
+        f"/v1/environments/{XSS}",
+        f"/{XSS}",
+        f"/v1/submissions/{XSS}",
+        f"/static/{XSS}",
+        f"/v1/events?topics={XSS}",
+        f"/v1/boards?env_id={ENV}&sort={XSS}",
+        f"/v1/agents?owner={XSS}&algorithm=x&env_id={ENV}",
+    ):
         answer = client.get(path, headers={"X-Client-Id": client_id})
         assert answer.headers["content-type"] == "application/json", path
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -125,10 +136,24 @@ def test_a_request_id_from_outside_is_taken_only_if_it_is_one(client):
 @pytest.mark.parametrize(
     "name",
     [
-        "../app.py", "..%2fapp.py", "%2e%2e/app.py", "..%5capp.py", "/etc/passwd", "%2fetc%2fpasswd", "index.html%00.js",
-        ".hidden.js", "", ".", "..", "sub/index.html", "index.html/", "app.py", "no-such.js", "x" * 3000 + ".js",
+        "../app.py",
+        "..%2fapp.py",
+        "%2e%2e/app.py",
+        "..%5capp.py",
+        "/etc/passwd",
+        "%2fetc%2fpasswd",
+        "index.html%00.js",
+        ".hidden.js",
+        "",
+        ".",
+        "..",
+        "sub/index.html",
+        "index.html/",
+        "app.py",
+        "no-such.js",
+        "x" * 3000 + ".js",
     ],
-)  # fmt: skip
+)
 def test_static_paths_do_not_leave_their_folder(server, name):
     with server.connect() as connection:
         connection.sendall(f"GET /static/{name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())

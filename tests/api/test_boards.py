@@ -8,7 +8,7 @@ import pytest
 from served import SCRIPT, bearer, rank, ranked, submitted
 
 from harena.arena.db.models import Event, unmarked
-from harena.arena.db.records import Outcome
+from harena.arena.db.records import EvaluationOutcome
 
 ENV = "Acrobot-v1"
 
@@ -109,7 +109,7 @@ def test_an_etag_saves_the_body_until_the_board_changes(client, arena):
     with arena.store.begin():
         arena.store.submissions.move(submission_id, Event.REEVALUATE)
         arena.store.submissions.move(submission_id, Event.START)
-        arena.store.submissions.rank(submission_id, Outcome(score=77.0))
+        arena.store.submissions.rank(submission_id, EvaluationOutcome(score=77.0))
     settled(lambda: client.get(f"/v1/boards?env_id={ENV}", headers=tag).status_code, 200)
 
 

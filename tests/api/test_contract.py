@@ -82,9 +82,15 @@ def test_a_script_is_self_reported_and_not_on_the_verified_board(curl):
 
 def test_filters_and_sorting_of_the_leaderboard(curl):
     for line in (
-        "-d sort=score_desc", "-d sort=date_desc", "-d sort=date_asc", "-d algorithm=Zero", "-d score_min=0",
-        "-d score_max=1e6", "-d date_from=2020-01-01", "-d date_to=2090-01-01T00:00:00Z",
-    ):  # fmt: skip
+        "-d sort=score_desc",
+        "-d sort=date_desc",
+        "-d sort=date_asc",
+        "-d algorithm=Zero",
+        "-d score_min=0",
+        "-d score_max=1e6",
+        "-d date_from=2020-01-01",
+        "-d date_to=2090-01-01T00:00:00Z",
+    ):
         assert isinstance(json.loads(curl(f"-G HOST/api/leaderboard/ -d env_id=CartPole-v1 {line}")), list)
     assert json.loads(curl("-G HOST/api/leaderboard/ -d date_to=2020-01-01")) == []
     assert json.loads(curl("-G HOST/api/leaderboard/ -d limit=101"))["code"] == "invalid"
@@ -131,12 +137,17 @@ def test_health_metrics_and_docs(curl, tmp_path):
     assert json.loads(curl("HOST/health"))["status"] == "ok"
     text = curl("HOST/metrics")
     for name in (
-        'submissions_received_total{mode="file"}', 'submissions_received_total{mode="files"}',
-        "submissions_upload_bytes_total", "evaluation_started_total", 'evaluation_completed_total{env_id="CartPole-v1"}',
-        'evaluation_failed_total{reason="crash"}', 'evaluation_duration_seconds_bucket{env_id="CartPole-v1"',
-        'leaderboard_queries_total{env_id="CartPole-v1",sort="score_desc"}', "leaderboard_query_duration_seconds_bucket",
+        'submissions_received_total{mode="file"}',
+        'submissions_received_total{mode="files"}',
+        "submissions_upload_bytes_total",
+        "evaluation_started_total",
+        'evaluation_completed_total{env_id="CartPole-v1"}',
+        'evaluation_failed_total{reason="crash"}',
+        'evaluation_duration_seconds_bucket{env_id="CartPole-v1"',
+        'leaderboard_queries_total{env_id="CartPole-v1",sort="score_desc"}',
+        "leaderboard_query_duration_seconds_bucket",
         'submissions_validation_failures_total{reason="code"}',
-    ):  # fmt: skip
+    ):
         assert name in text, name
     assert "/api/submit/" in json.loads(curl("HOST/openapi.json"))["paths"]
     assert "<title>" in curl("HOST/docs")

@@ -12,10 +12,10 @@ import pytest
 from served import Server
 
 from harena.api.app import create_app
-from harena.api.limits import Limits
+from harena.api.limits import RequestLimits
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
-LIMITS = Limits(head_s=1.0, head_bytes=16 << 10, connections_of_loopback=20, write_s=1.0)
+LIMITS = RequestLimits(head_s=1.0, head_bytes=16 << 10, connections_of_loopback=20, write_s=1.0)
 
 
 @pytest.fixture(scope="module")

@@ -53,13 +53,25 @@ def play(arena, kind):
 
 
 DOORS = (
-    "/v1/submissions/{0}", "/v1/submissions", "/v1/submissions/{0}/log", "/v1/submissions/{0}/replays",
-    "/v1/submissions/{0}/replays/0", "/api/results/{0}", "/submissions/{0}", "/v1/boards?env_id=FrozenLake-v1",
-    "/api/leaderboard/?env_id=FrozenLake-v1", "/leaderboard/FrozenLake-v1", "/v1/environments/FrozenLake-v1",
-    "/v1/agents?owner=owner&algorithm=Custom&env_id=FrozenLake-v1", "/v1/matches?env_id=FrozenLake-v1",
-    "/v1/export/board?env_id=FrozenLake-v1&format=jsonl", "/v1/export/submissions?env_id=FrozenLake-v1&format=jsonl",
-    "/v1/seasons?env_id=FrozenLake-v1", "/v1/submissions/{0}/practice", "/v1/submissions/{0}/ratings",
-)  # fmt: skip
+    "/v1/submissions/{0}",
+    "/v1/submissions",
+    "/v1/submissions/{0}/log",
+    "/v1/submissions/{0}/replays",
+    "/v1/submissions/{0}/replays/0",
+    "/api/results/{0}",
+    "/submissions/{0}",
+    "/v1/boards?env_id=FrozenLake-v1",
+    "/api/leaderboard/?env_id=FrozenLake-v1",
+    "/leaderboard/FrozenLake-v1",
+    "/v1/environments/FrozenLake-v1",
+    "/v1/agents?owner=owner&algorithm=Custom&env_id=FrozenLake-v1",
+    "/v1/matches?env_id=FrozenLake-v1",
+    "/v1/export/board?env_id=FrozenLake-v1&format=jsonl",
+    "/v1/export/submissions?env_id=FrozenLake-v1&format=jsonl",
+    "/v1/seasons?env_id=FrozenLake-v1",
+    "/v1/submissions/{0}/practice",
+    "/v1/submissions/{0}/ratings",
+)
 
 
 @pytest.mark.parametrize("who", ["owner", "host", "nobody"])

@@ -217,8 +217,10 @@ def test_on_loopback_nobody_from_elsewhere_submits_without_a_key(arena):
     """However the request got here."""
     app = create_app(arena, loopback=True)
     for address, headers in (
-        ("192.0.2.7", {}), ("127.0.0.1", {"X-Forwarded-For": "192.0.2.7"}), ("127.0.0.1", {"Forwarded": "for=192.0.2.7"}),
-    ):  # fmt: skip
+        ("192.0.2.7", {}),
+        ("127.0.0.1", {"X-Forwarded-For": "192.0.2.7"}),
+        ("127.0.0.1", {"Forwarded": "for=192.0.2.7"}),
+    ):
         client = TestClient(app, base_url="http://localhost", client=(address, 1))
         assert code(upload(client, headers=headers)) == (401, "unauthorized")
         client.close()
@@ -230,10 +232,17 @@ def test_reading_needs_a_key_where_the_host_says_so(new_arena):
     token = arena.store.keys.create("ann", [Scope.READ])[1]
     submission_id = submitted(client)
     for path in (
-        "/v1/environments", "/v1/boards?env_id=CartPole-v1", "/api/leaderboard/", "/leaderboard/CartPole-v1",
-        f"/v1/submissions/{submission_id}", f"/api/results/{submission_id}", "/v1/matches", "/metrics",
-        "/v1/events?topics=queue", "/v1/export/board?env_id=CartPole-v1",
-    ):  # fmt: skip
+        "/v1/environments",
+        "/v1/boards?env_id=CartPole-v1",
+        "/api/leaderboard/",
+        "/leaderboard/CartPole-v1",
+        f"/v1/submissions/{submission_id}",
+        f"/api/results/{submission_id}",
+        "/v1/matches",
+        "/metrics",
+        "/v1/events?topics=queue",
+        "/v1/export/board?env_id=CartPole-v1",
+    ):
         assert client.get(path).status_code == 401, path
         if "events" not in path:
             assert client.get(path, headers=bearer(token)).status_code == 200, path

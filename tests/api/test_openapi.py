@@ -77,9 +77,13 @@ def test_nothing_that_the_document_allows_or_forbids_breaks_it(fuzzed, who, exam
 
         @hypothesis.given(case=operation.as_strategy())
         @hypothesis.settings(
-            max_examples=examples, deadline=None, database=None, derandomize=True,
-            suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate],
-        )  # fmt: skip
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            phases=[hypothesis.Phase.generate],
+        )
         def throw(case):
             case.call_and_validate(headers=headers, checks=checks)
 

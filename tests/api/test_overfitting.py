@@ -21,7 +21,7 @@ pytest.importorskip("gymnasium")
 
 from harena import statistics
 from harena.api.app import create_app
-from harena.api.limits import Limits, Rate
+from harena.api.limits import Rate, RequestLimits
 from harena.arena.db.models import EnvironmentKind, Scope
 from harena.arena.queue.kinds import BY_NAME
 from harena.arena.submissions import service as submissions_module
@@ -133,7 +133,7 @@ def overfit(new_arena, env_id, submissions, settings):
                 commit()
 
     often = Rate(per_s=1e6, burst=1e6)
-    limits = Limits(read=often, write=often, upload=often)
+    limits = RequestLimits(read=often, write=often, upload=often)
     app = create_app(arena, loopback=False, allowed_hosts=["testserver"], limits=limits)
     with TestClient(app, client=("127.0.0.1", 50000)) as client:
         attack = Attacker(env_id, client, attacker, play, submissions)

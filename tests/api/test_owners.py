@@ -85,10 +85,15 @@ def test_the_error_is_not_told_by_id_once_there_was_a_score(client, arena):
 def test_the_client_id_is_never_shown(client, arena, host):
     submission_id = ranked(arena, client, user_id="shy", client_id=CLIENT["X-Client-Id"])
     for path in (
-        f"/v1/submissions/{submission_id}", f"/api/results/{submission_id}", "/v1/submissions", "/v1/admin/owners",
-        f"/v1/export/submissions?env_id={ENV}", f"/v1/boards?env_id={ENV}&user=shy", "/v1/admin/queue",
+        f"/v1/submissions/{submission_id}",
+        f"/api/results/{submission_id}",
+        "/v1/submissions",
+        "/v1/admin/owners",
+        f"/v1/export/submissions?env_id={ENV}",
+        f"/v1/boards?env_id={ENV}&user=shy",
+        "/v1/admin/queue",
         f"/v1/agents?owner=shy&algorithm=Custom&env_id={ENV}",
-    ):  # fmt: skip
+    ):
         answer = client.get(path, headers={**bearer(host), **CLIENT})
         assert answer.status_code == 200, path
         assert CLIENT["X-Client-Id"] not in answer.text
@@ -132,8 +137,11 @@ def test_quotas_are_the_hosts_and_shown_to_the_owner(client, new_key, host):
     assert client.put("/v1/admin/quotas", headers=bearer(host), json=order).status_code == 200
     submitted(client, token)
     assert client.get("/v1/me", headers=bearer(token)).json()["quota"] == {
-        "per_day": 3, "at_once": 1, "used_today": 1, "active": 1,
-    }  # fmt: skip
+        "per_day": 3,
+        "at_once": 1,
+        "used_today": 1,
+        "active": 1,
+    }
     refused = upload(client, token)
     assert (refused.status_code, refused.json()["code"]) == (429, "quota_exceeded")
     assert "retry-after" in refused.headers

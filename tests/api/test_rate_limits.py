@@ -9,7 +9,7 @@ from served import upload
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
-from harena.api.limits import MAX_ADDRESSES, Buckets, Limits, Rate, address_of
+from harena.api.limits import MAX_ADDRESSES, Buckets, Rate, RequestLimits, address_of
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def clock():
 
 @pytest.fixture
 def limited(arena, clock):
-    limits = Limits(
+    limits = RequestLimits(
         read=Rate(per_s=1, burst=3), write=Rate(per_s=1, burst=2), upload=Rate(per_s=0.5, burst=1), spare_loopback=False
     )
     app = create_app(arena, loopback=False, limits=limits, clock=lambda: clock[0])
@@ -76,7 +76,7 @@ def test_buckets_forget_the_oldest_address_and_stay_small():
 
 def test_loopback_is_spared_by_default(arena):
     client = TestClient(
-        create_app(arena, loopback=True, limits=Limits(read=Rate(per_s=1, burst=1))),
+        create_app(arena, loopback=True, limits=RequestLimits(read=Rate(per_s=1, burst=1))),
         base_url="http://localhost",
         client=("127.0.0.1", 1),
     )

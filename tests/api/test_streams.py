@@ -11,7 +11,7 @@ from served import ENV, Server, events, rank, ranked, submitted
 
 import busy
 from harena.api.app import create_app
-from harena.api.limits import Limits
+from harena.api.limits import RequestLimits
 
 
 @contextlib.contextmanager
@@ -77,7 +77,7 @@ def test_several_topics_in_one_stream(server, arena, client):
 
 
 def test_there_are_only_so_many_streams_of_an_address_and_in_all(arena):
-    app = create_app(arena, loopback=True, limits=Limits(streams_per_address=2, streams=3))
+    app = create_app(arena, loopback=True, limits=RequestLimits(streams_per_address=2, streams=3))
     with Server(app) as server, contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(stream(server, "queue"))

@@ -32,8 +32,10 @@ class Up:
         ports = ["--port", "0", "--ui-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
         self.process = subprocess.Popen(
             [*HARENA, "up", *ports, "--data", str(folder), *options],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         self.said = ""
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -250,10 +252,26 @@ def test_bad_options_are_refused_in_words(tmp_path, refused, monkeypatch):
 
 def test_json_logs_have_the_ids_of_requests_and_jobs(tmp_path):
     process = subprocess.Popen(
-        [*HARENA, "up", "--port", "0", "--ui-port", "off", "--grpc-port", "off", "--metrics-port", "off", "--json-logs",
-         "--no-demo", "--data", str(tmp_path / "data")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            *HARENA,
+            "up",
+            "--port",
+            "0",
+            "--ui-port",
+            "off",
+            "--grpc-port",
+            "off",
+            "--metrics-port",
+            "off",
+            "--json-logs",
+            "--no-demo",
+            "--data",
+            str(tmp_path / "data"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         port = next(re.search(r"127\.0\.0\.1:(\d+)", line)[1] for line in process.stdout if "127.0.0.1:" in line)

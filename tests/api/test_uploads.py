@@ -14,7 +14,7 @@ from served import AGENT, Server, upload
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
-from harena.api.limits import Limits
+from harena.api.limits import RequestLimits
 from harena.arena.db.models import submissions
 
 PATHS = ("/v1/submissions", "/api/submit/", "/submissions/")
@@ -27,7 +27,7 @@ def small(new_arena):
     """Takes 100 kB at most, and half a second for a body."""
     arena = new_arena(max_upload_bytes=100_000, max_file_bytes=50_000)
     arena.hub.start()
-    limits = Limits(upload_slack_bytes=20_000, body_grace_s=0.5, body_rate=100_000.0)
+    limits = RequestLimits(upload_slack_bytes=20_000, body_grace_s=0.5, body_rate=100_000.0)
     with Server(create_app(arena, loopback=True, limits=limits)) as server:
         server.arena = arena
         yield server
@@ -161,11 +161,17 @@ def test_too_many_files_and_fields_are_refused(small):
 @pytest.mark.parametrize(
     "content_type",
     [
-        "multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=" + "B" * 300,
-        "application/json", "text/plain", "", "multipart/form-data; boundary=B; charset=undefined",
-        "multipart/form-data; boundary=B; charset=idna", "multipart/form-data; boundary=B; charset=hex",
+        "multipart/form-data",
+        "multipart/form-data; boundary=",
+        "multipart/form-data; boundary=" + "B" * 300,
+        "application/json",
+        "text/plain",
+        "",
+        "multipart/form-data; boundary=B; charset=undefined",
+        "multipart/form-data; boundary=B; charset=idna",
+        "multipart/form-data; boundary=B; charset=hex",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_form_is_refused(small, content_type):
     body = b'--B\r\nContent-Disposition: form-data; name="\xff\xfe"\r\n\r\n\xff\xff..\r\n--B--\r\n'
     with small.client() as client:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from harena.arena.db.models import Event, Kind
-from harena.arena.db.records import Outcome, Quota
+from harena.arena.db.records import EvaluationOutcome, Quota
 from harena.arena.db.store import Store
 
 ENV = "CartPole-v1"
@@ -48,7 +48,7 @@ def started(store, owner="ann", algorithm="DQN", kind=Kind.VERIFIED):
 
 
 def ranked(store, score, *args, **more):
-    return store.submissions.rank(started(store, *args, **more).id, Outcome(score=score))
+    return store.submissions.rank(started(store, *args, **more).id, EvaluationOutcome(score=score))
 
 
 def names(entries):

@@ -24,8 +24,10 @@ class Server:
     def __init__(self, folder, environ=None):
         self.process = subprocess.Popen(
             [sys.executable, "-c", ARENA, folder, json.dumps(environ or {})],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.players = json.loads(self.process.stdout.readline())
 
     def kill(self):

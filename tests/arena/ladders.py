@@ -33,7 +33,7 @@ class Bench:
         self.clock = clock or Clock()
         self.settings = Settings(
             data=folder, database_url=url or prepared_sqlite(folder), secret_key=b"k" * 32, quota=NO_LIMIT
-        )  # fmt: skip
+        )
         self.store = Store(self.settings.database_url, clock=self.clock)
         self.queue = self.store.jobs
         self.files = FileStore(self.settings.files)
@@ -52,9 +52,14 @@ class Bench:
 
     def new_matchmaker(self):
         return Matchmaker(
-            self.store, self.queue, self.hub, self.matches, self.standings, also=[self.tournaments.advance],
+            self.store,
+            self.queue,
+            self.hub,
+            self.matches,
+            self.standings,
+            also=[self.tournaments.advance],
             rng=self.rng,
-        )  # fmt: skip
+        )
 
     @property
     def season(self):

@@ -15,8 +15,11 @@ from pathlib import Path
 DEBIAN = Path("/usr/lib/postgresql")
 SOON_S = 60.0
 SETTINGS = {
-    "listen_addresses": "", "fsync": "off", "shared_buffers": "16MB", "max_connections": "100",
-}  # fmt: skip
+    "listen_addresses": "",
+    "fsync": "off",
+    "shared_buffers": "16MB",
+    "max_connections": "100",
+}
 
 
 def programs():
@@ -41,8 +44,20 @@ class Postgres:
             self.who = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
             os.chown(self.folder, user.pw_uid, user.pw_gid)
         try:
-            self._run("initdb", "-D", self.folder / "data", "-A", "trust", "-U", "harena", "-E", "UTF8",
-                      "--locale=C", "--no-sync", "--no-instructions")  # fmt: skip
+            self._run(
+                "initdb",
+                "-D",
+                self.folder / "data",
+                "-A",
+                "trust",
+                "-U",
+                "harena",
+                "-E",
+                "UTF8",
+                "--locale=C",
+                "--no-sync",
+                "--no-instructions",
+            )
             self.start()
         except BaseException:
             self.close()
@@ -64,8 +79,12 @@ class Postgres:
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [self.bin / "postgres", "-D", self.folder / "data", "-k", self.folder, *options],
-                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self.who,
-            )  # fmt: skip
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                **self.who,
+            )
         end = time.monotonic() + SOON_S
         while True:
             try:

@@ -9,7 +9,7 @@ from entries import ENV, names, ranked
 
 from harena.arena.db import models
 from harena.arena.db.models import EnvironmentKind, Event, Kind, State
-from harena.arena.db.records import Filter, Outcome, Sort
+from harena.arena.db.records import EvaluationOutcome, Filter, Sort
 from harena.arena.db.store import Store
 
 
@@ -86,7 +86,7 @@ def test_a_lower_score_replaces_the_one_that_was_evaluated_again(store):
     made = ranked(store, 7.0)
     store.submissions.move(made.id, Event.REEVALUATE)
     store.submissions.move(made.id, Event.START)
-    store.submissions.rank(made.id, Outcome(score=3.0))
+    store.submissions.rank(made.id, EvaluationOutcome(score=3.0))
     assert names(store.boards.top(ENV)) == [("ann", "DQN", 3.0)]
     assert [found.score for found in store.submissions.evaluations(made.id)] == [7.0, 3.0]
 

@@ -105,7 +105,7 @@ def killed():
     are forks of one process, which imported everything before and has opened nothing."""
     with subprocess.Popen(
         [sys.executable, "-c", KILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:  # fmt: skip
+    ) as parent:
 
         def run(url, statements):
             parent.stdin.write(f"{url} {statements}\n")
@@ -223,20 +223,26 @@ def test_today_s_schema_is_made_from_the_first_on_every_database(empty_url):
     season = store.seasons.start(ENV, "season 1")
     with store.begin() as connection:
         for statement in (
-            "DROP TABLE draws", "DROP TABLE practices", "DROP TABLE finalists",
-            "ALTER TABLE seasons DROP COLUMN final_secret", "ALTER TABLE standings DROP COLUMN final",
-            "DROP INDEX jobs_of_share", "DROP INDEX jobs_in_order",
+            "DROP TABLE draws",
+            "DROP TABLE practices",
+            "DROP TABLE finalists",
+            "ALTER TABLE seasons DROP COLUMN final_secret",
+            "ALTER TABLE standings DROP COLUMN final",
+            "DROP INDEX jobs_of_share",
+            "DROP INDEX jobs_in_order",
             *(f"ALTER TABLE jobs DROP COLUMN {name}" for name in ("share", "part", "turn", "cost_s", "yielded")),
             "CREATE INDEX jobs_in_order ON jobs (state, kind, priority DESC, id)",
             "UPDATE schema_version SET version = 1",
-        ):  # fmt: skip
+        ):
             connection.exec_driver_sql(statement)
     store.close()
     store = Store(empty_url)
     with store.database.read() as connection:
         assert connection.exec_driver_sql(VERSIONS).scalars().all() == list(range(1, models.SCHEMA_VERSION + 1))
-        made = {table.name: {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
-                for table in models.metadata.sorted_tables}  # fmt: skip
+        made = {
+            table.name: {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+            for table in models.metadata.sorted_tables
+        }
         indexes = {index["name"] for index in sa.inspect(connection).get_indexes("jobs")}
     assert made == {table.name: {column.name for column in table.c} for table in models.metadata.sorted_tables}
     assert {"jobs_in_order", "jobs_of_share"} <= indexes

@@ -14,10 +14,10 @@ pytest.importorskip("gymnasium")
 
 from harena.arena.submissions import evaluate as module
 from harena.arena.submissions.evaluate import (
-    Cancelled,
-    Evaluation,
+    EvaluationCancelled,
+    EvaluationRun,
+    EvaluationStatus,
     EvaluationVoid,
-    Status,
     commitment,
     dice_seed,
     evaluate,
@@ -62,7 +62,7 @@ def agent(source: str, **files: str) -> AgentCode:
     )
 
 
-def judged(source: str, table: Rack | Runner, **options: Any) -> Evaluation:
+def judged(source: str, table: Rack | Runner, **options: Any) -> EvaluationRun:
     return evaluate(agent(source), ENV, **{"secret": SECRET, "table": table, "clock": QUICK, "episodes": 6} | options)
 
 
@@ -105,7 +105,7 @@ class Counting:
 
 def test_the_score_is_the_mean_return_of_the_seasons_episodes(rack: Rack) -> None:
     done = judged(LEAN, rack)
-    assert done.status is Status.OK
+    assert done.status is EvaluationStatus.OK
     assert list(done.returns) == by_hand(LEAN, seeds(SECRET, ENV, 6))
     assert done.score == pytest.approx(sum(done.returns) / 6)
     assert done.steps == tuple(int(value) for value in done.returns)
@@ -166,7 +166,7 @@ def test_commands_are_evaluated_too(rack: Rack) -> None:
     source = "echo '{\"ready\": true}'\nwhile read -r line; do case $line in *'\"act\"'*) echo '{\"action\": 0}';; esac; done\n"
     code = AgentCode(name="sh", files={"a.sh": source.encode()}, entry="", command=("sh", "a.sh"))
     done = evaluate(code, ENV, secret=SECRET, table=rack, episodes=2)
-    assert (done.status, list(done.returns)) == (Status.OK, by_hand(LEFT, seeds(SECRET, ENV, 2)))
+    assert (done.status, list(done.returns)) == (EvaluationStatus.OK, by_hand(LEFT, seeds(SECRET, ENV, 2)))
 
 
 # The seeds
@@ -222,7 +222,7 @@ class Agent:
 def test_nothing_in_an_agents_process_carries_a_seed(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOG_CHARACTERS", 1 << 20)
     done = judged(SPY, rack)
-    assert done.status is Status.OK, done.reason
+    assert done.status is EvaluationStatus.OK, done.reason
     assert "WHOLE NUMBERS" in done.log
     hidden = seeds(SECRET, ENV, 6)
     for secret in [*map(str, hidden), *(f"{number:x}" for number in hidden), SECRET.hex(), commitment(SECRET)]:
@@ -276,7 +276,7 @@ def act(observation):
 
 def test_nothing_is_carried_from_one_episode_to_the_next(rack: Rack) -> None:
     done = judged(REMEMBERS, rack)
-    assert done.status is Status.OK, done.reason
+    assert done.status is EvaluationStatus.OK, done.reason
     assert done.digest() == judged(LEFT, rack).digest()
 
 
@@ -296,7 +296,7 @@ def test_a_practice_that_fails_says_where_and_keeps_what_came_before(rack: Rack)
     there = float(seen(game)[0])
     source = f"def act(o):\n    if o[0] == {there!r}: raise RuntimeError('seen it')\n    return 0\n"
     done = practice(agent(source), ENV, table=rack, episodes=3)
-    assert (done.status, done.fault) == (Status.FAILED, SeatStatus.CRASH)
+    assert (done.status, done.fault) == (EvaluationStatus.FAILED, SeatStatus.CRASH)
     assert done.reason.startswith("crash in practice episode 2 of 3")
     assert "seen it" in done.reason
     assert [(record.episode, record.fault) for record in done.replays] == [(0, SeatStatus.OK), (1, SeatStatus.CRASH)]
@@ -338,7 +338,7 @@ def test_an_agents_own_fault_fails_it_with_the_reason(
 ) -> None:
     counting = Counting(monkeypatch)
     done = judged(source, rack, clock=Clock(start_s=10, move_s=0.2, match_s=20))
-    assert (done.status, done.fault) == (Status.FAILED, fault), done.reason
+    assert (done.status, done.fault) == (EvaluationStatus.FAILED, fault), done.reason
     assert words in done.reason
     assert done.reason.startswith(fault.value)
     assert (done.score, done.returns, done.replays) == (None, (), ())
@@ -363,7 +363,7 @@ def test_a_crash_in_a_late_episode_fails_too_and_its_log_is_kept(rack: Rack) -> 
 def test_the_episodes_share_one_time_limit(rack: Rack) -> None:
     source = "import time\ndef act(o):\n    time.sleep(0.05)\n    return 0\n"
     done = judged(source, rack, clock=Clock(start_s=10, move_s=1, match_s=0.8))
-    assert (done.status, done.fault) == (Status.FAILED, SeatStatus.TIMEOUT)
+    assert (done.status, done.fault) == (EvaluationStatus.FAILED, SeatStatus.TIMEOUT)
     assert "0.8 s together" in done.reason
 
 
@@ -428,9 +428,9 @@ def test_a_score_that_is_no_number_is_the_environments_fault(rack: Rack, monkeyp
 def test_it_can_be_called_off(rack: Rack) -> None:
     slow = "import time\ndef act(o):\n    time.sleep(0.2)\n    return 0\n"
     looks = iter(range(1000))
-    with pytest.raises(Cancelled):
+    with pytest.raises(EvaluationCancelled):
         judged(slow, rack, cancelled=lambda: next(looks) > 2)
-    with Runner(1) as runner, pytest.raises(Cancelled):
+    with Runner(1) as runner, pytest.raises(EvaluationCancelled):
         judged(slow, runner, cancelled=lambda: True)
 
 

@@ -13,7 +13,7 @@ from harena.arena.db.models import JobState
 from harena.arena.db.store import Store
 from harena.arena.queue import workers as module
 from harena.arena.queue.workers import JobWorkers, Lane
-from harena.arena.submissions.evaluate import Cancelled
+from harena.arena.submissions.evaluate import EvaluationCancelled
 
 KIND = "evaluate"
 
@@ -55,9 +55,12 @@ def test_a_newcomer_does_not_wait_for_all_that_another_has_queued(queue, clock):
     for number in range(50):
         put(queue, f"slow {number}", "slow")
     began = served(
-        queue, clock, lambda name: 20.0 if name.startswith("slow") else 1.0, until_s=60,
+        queue,
+        clock,
+        lambda name: 20.0 if name.startswith("slow") else 1.0,
+        until_s=60,
         arrivals=[(5.0, lambda: put(queue, "new", "new"))],
-    )  # fmt: skip
+    )
     assert began["new"] == 20.0  # when the job that runs has ended
 
 
@@ -78,9 +81,12 @@ def test_names_from_one_address_have_one_share_together(queue, clock):
         for number in range(40):
             put(queue, f"name {number}", "address", parts(number))
         began = served(
-            queue, clock, lambda name: 5.0 if name.startswith("name") else 1.0, until_s=300,
+            queue,
+            clock,
+            lambda name: 5.0 if name.startswith("name") else 1.0,
+            until_s=300,
             arrivals=[(7.0, lambda: put(queue, "key", "owner"))],
-        )  # fmt: skip
+        )
         assert began["key"] <= 15.0
 
 
@@ -88,9 +94,12 @@ def test_clients_of_one_address_take_turns_in_it(queue, clock):
     for number in range(40):
         put(queue, f"many {number}", "address", "one client")
     began = served(
-        queue, clock, lambda name: 5.0, until_s=100,
+        queue,
+        clock,
+        lambda name: 5.0,
+        until_s=100,
         arrivals=[(7.0, lambda: put(queue, "other", "address", "other client"))],
-    )  # fmt: skip
+    )
     assert began["other"] <= 20.0
 
 
@@ -155,9 +164,13 @@ def crew(url, monkeypatch):
             lane = Lane(kinds=("evaluate", "enter", "match"), slots=slots, first="match", firm=firm)
             handlers = dict.fromkeys(lane.kinds, self.work)
             self.workers = JobWorkers(
-                store, self.queue, handlers=handlers, lanes=[lane], on_dead=lambda job: None,
+                store,
+                self.queue,
+                handlers=handlers,
+                lanes=[lane],
+                on_dead=lambda job: None,
                 on_requeued=lambda job: self.yielded.append(job.payload["name"]),
-            )  # fmt: skip
+            )
             made.append(self)
 
         def work(self, job, cancelled):
@@ -165,7 +178,7 @@ def crew(url, monkeypatch):
             end = time.monotonic() + job.payload["lasts_s"]
             while time.monotonic() < end and not self.done.is_set():
                 if cancelled():
-                    raise Cancelled("called off")
+                    raise EvaluationCancelled("called off")
                 time.sleep(0.005)
             return lambda: None
 

@@ -33,10 +33,27 @@ def test_the_same_bytes_are_kept_once(store):
 @pytest.mark.parametrize(
     "name",
     [
-        "", "..", "../../etc/passwd", "/etc/passwd", "a" * 63, "a" * 65, "A" * 64, "g" * 64, "a" * 63 + "\n", "a" * 64 + "\n",
-        "a" * 63 + "\0", "../" + "a" * 61, "aa/" + "a" * 61, "٠" * 64, "incoming", None, 7, b"a" * 64, ["a" * 64],
+        "",
+        "..",
+        "../../etc/passwd",
+        "/etc/passwd",
+        "a" * 63,
+        "a" * 65,
+        "A" * 64,
+        "g" * 64,
+        "a" * 63 + "\n",
+        "a" * 64 + "\n",
+        "a" * 63 + "\0",
+        "../" + "a" * 61,
+        "aa/" + "a" * 61,
+        "٠" * 64,
+        "incoming",
+        None,
+        7,
+        b"a" * 64,
+        ["a" * 64],
     ],
-)  # fmt: skip
+)
 def test_nothing_but_a_digest_is_a_name(store, name):
     for call in (store.get, store.has, store.delete):
         with pytest.raises(SpecError):

@@ -11,8 +11,8 @@ pytest.importorskip("gymnasium")
 
 from test_submissions import AGENT, POLE, Bench
 
-from harena.arena.db.models import Board, Conflict, EnvironmentKind, FinalState, State
-from harena.arena.db.records import Outcome
+from harena.arena.db.models import BoardKind, Conflict, EnvironmentKind, FinalState, State
+from harena.arena.db.records import EvaluationOutcome
 from harena.arena.events.bus import Hub
 from harena.arena.ladder.matches import MatchService
 from harena.arena.ladder.standings import Standings
@@ -22,7 +22,7 @@ from harena.arena.seasons.service import Seasons
 from harena.arena.submissions import draws
 from harena.arena.submissions import service as module
 from harena.arena.submissions.service import release_s
-from harena.arena.submissions.verify import Verdict, Verifier
+from harena.arena.submissions.verify import Agreement, ResultVerifier
 from harena.match import registry
 from harena.match.replay.replay import Replay
 from harena.match.run.runner import Runner
@@ -68,7 +68,7 @@ def scored(store, owner, score, digest, algorithm="DQN"):
     made = started(store, owner, algorithm)
     with store.begin() as connection:
         connection.exec_driver_sql(f"UPDATE submissions SET digest = '{digest * 64}' WHERE id = '{made.id}'")
-    return store.submissions.rank(made.id, Outcome(score=score, low=score - 1, high=score + 1, episodes=20))
+    return store.submissions.rank(made.id, EvaluationOutcome(score=score, low=score - 1, high=score + 1, episodes=20))
 
 
 # ---- one draw for each code ----
@@ -177,8 +177,10 @@ def test_without_a_choice_an_owners_two_best_programs_are_finalists(store, seaso
     finals.choose(store, bob[1])
     started_ = finals.start(store, store.jobs, season)
     assert {(one.submission_id, one.chosen) for one in started_} == {
-        (ann[0].id, False), (ann[2].id, False), (bob[1].id, True),
-    }  # fmt: skip
+        (ann[0].id, False),
+        (ann[2].id, False),
+        (bob[1].id, True),
+    }
     assert {one.state for one in started_} == {FinalState.QUEUED}
     assert finals.progress(store, season.id) == (0, 3)
     with pytest.raises(Conflict, match="have begun"):
@@ -237,33 +239,46 @@ def test_the_finals_decide_the_order_and_nobody_hears_of_them_before(bench):
     assert bench.store.submissions.get(good.id) == good
     secret = bench.store.seasons.final_secret(season.id)
     bench.seasons.end(season.id)
-    lines = bench.standings.standings(POLE, board=Board.VERIFIED, season_id=season.id)
+    lines = bench.standings.standings(POLE, board=BoardKind.VERIFIED, season_id=season.id)
     assert [(line.owner, line.final, line.rank, line.public_score) for line in lines] == [
-        ("good", True, 1, good.score), ("lucky", True, 2, bad.score),
-    ]  # fmt: skip
+        ("good", True, 1, good.score),
+        ("lucky", True, 2, bad.score),
+    ]
     found = finals.find(bench.store, good.id)
     assert (found.episodes, len(found.metrics["returns"])) == (4, 4)
     assert found.metrics["season"] == module.evaluate.commitment(secret)
-    verifier = Verifier(bench.store, bench.files, bench.submissions, runner=bench.runner)
-    assert {one.verdict for one in verifier.verify_submission(good.id)} == {Verdict.SAME}
+    verifier = ResultVerifier(bench.store, bench.files, bench.submissions, runner=bench.runner)
+    assert {one.verdict for one in verifier.verify_submission(good.id)} == {Agreement.SAME}
     assert len(verifier.verify_submission(good.id)) == 2
 
 
 def test_others_stand_below_the_finalists_as_the_public_board_had_them(store, season):
     standings = Standings(store)
-    lines = [scored(store, owner, score, digit) for owner, score, digit in
-             (("ann", 9.0, "a"), ("bob", 8.0, "b"), ("cyd", 7.0, "c"), ("dan", 7.0, "d"))]  # fmt: skip
+    lines = [
+        scored(store, owner, score, digit)
+        for owner, score, digit in (("ann", 9.0, "a"), ("bob", 8.0, "b"), ("cyd", 7.0, "c"), ("dan", 7.0, "d"))
+    ]
     (final,) = finals.start(store, store.jobs, season, top=1)
     finals.keep(
-        store, season.id, final.submission_id, job_id=final.job_id, score=1.0, low=0.5, high=1.5, episodes=100,
+        store,
+        season.id,
+        final.submission_id,
+        job_id=final.job_id,
+        score=1.0,
+        low=0.5,
+        high=1.5,
+        episodes=100,
         metrics={},
-    )  # fmt: skip
+    )
     (done,) = finals.every(store, season.id)
     standings.archive(ENV, season.id, lines[0].kind, [done])
-    kept = standings.standings(ENV, board=Board.VERIFIED, season_id=season.id)
+    kept = standings.standings(ENV, board=BoardKind.VERIFIED, season_id=season.id)
     assert [(line.owner, line.rank, line.place, line.score, line.final) for line in kept] == [
-        ("ann", 1, 1, 1.0, True), ("bob", 2, 2, 8.0, False), ("cyd", 3, 3, 7.0, False), ("dan", 3, 4, 7.0, False),
-    ]  # fmt: skip
+        ("ann", 1, 1, 1.0, True),
+        ("bob", 2, 2, 8.0, False),
+        ("cyd", 3, 3, 7.0, False),
+        ("dan", 3, 4, 7.0, False),
+    ]
     assert names(store.boards.top(ENV)) == []
 
 
@@ -275,7 +290,7 @@ def test_a_season_ends_without_finals_only_when_the_host_says_so(bench):
     bench.seasons.freeze(season.id)
     bench.seasons.evaluate_finalists(season.id)
     bench.seasons.end(season.id, without_finals=True)
-    (line,) = bench.standings.standings(POLE, board=Board.VERIFIED, season_id=season.id)
+    (line,) = bench.standings.standings(POLE, board=BoardKind.VERIFIED, season_id=season.id)
     assert (line.submission_id, line.final, line.score) == (done.id, False, done.score)
     assert bench.queue.claim("final", "worker") is None
 

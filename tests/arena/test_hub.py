@@ -184,7 +184,5 @@ def test_events_hold_nothing_that_is_its_owners(store, hub):
         store.events.publish("end", "end", {})
         end.get(SOON_S)
     bodies = [notice.body for notice in heard if notice.topic == f"submission:{made.id}"]
-    assert bodies == [
-        {"id": made.id, "state": state, "env_id": ENV} for state in ("received", "cancelled")
-    ]  # fmt: skip
+    assert bodies == [{"id": made.id, "state": state, "env_id": ENV} for state in ("received", "cancelled")]
     assert "SECRET" not in str(heard)

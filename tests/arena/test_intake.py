@@ -191,9 +191,20 @@ def test_another_content_path_or_main_file_has_another_digest() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../agent.py", "a/../../b.py", "/etc/cron.d/x", "C:/x.py", "a\\..\\b.py", "a\0.py", "a\n.py", "\x1b[2J.py",
-     "x" * 300 + ".py", "a/b/c/d/e.py", "\udce4.py"],
-)  # fmt: skip
+    [
+        "../agent.py",
+        "a/../../b.py",
+        "/etc/cron.d/x",
+        "C:/x.py",
+        "a\\..\\b.py",
+        "a\0.py",
+        "a\n.py",
+        "\x1b[2J.py",
+        "x" * 300 + ".py",
+        "a/b/c/d/e.py",
+        "\udce4.py",
+    ],
+)
 def test_a_hostile_name_among_several_files_is_refused(name: str) -> None:
     refused(Upload(name="agent.py", data=AGENT), Upload(name=name, data=b"x = 1\n"))
 

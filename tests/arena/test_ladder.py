@@ -73,8 +73,10 @@ def test_no_match_moves_a_rating_twice_and_a_void_one_none(store, pair):
 
 def test_bad_matches_are_refused(store, pair):
     for call in (
-        lambda: store.matches.create(ENV, pair, seed=-1), lambda: store.matches.create(ENV, pair, seed=1 << 64), lambda: store.matches.create(ENV, [], seed=0),
-    ):  # fmt: skip
+        lambda: store.matches.create(ENV, pair, seed=-1),
+        lambda: store.matches.create(ENV, pair, seed=1 << 64),
+        lambda: store.matches.create(ENV, [], seed=0),
+    ):
         with pytest.raises(SpecError):
             call()
     with pytest.raises(NotFound):

@@ -49,7 +49,11 @@ def manifest(**fields):
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"PK", pack(CODES[0])[:-30], zip_of(FILES), bare({"files/a.py": b""}),
+        b"",
+        b"PK",
+        pack(CODES[0])[:-30],
+        zip_of(FILES),
+        bare({"files/a.py": b""}),
         bare({"manifest.json": b"{", "files/a.py": b""}),
         bare({"manifest.json": manifest(type="agent", entry="a.py", more=1), "files/a.py": b""}),
         bare({"manifest.json": manifest(type="pickle", entry="a.py"), "files/a.py": b""}),
@@ -58,7 +62,7 @@ def manifest(**fields):
         bare({"manifest.json": manifest(type="agent", entry="a.py"), "files/../../a.py": b""}),
         bare({"manifest.json": manifest(type="agent", entry="a.py"), "files/a.py": b"", "b.py": b""}),
     ],
-)  # fmt: skip
+)
 def test_bytes_that_are_no_package_are_refused(data):
     with pytest.raises(PackageError):
         unpack(data)

@@ -20,7 +20,7 @@ from harena.arena.db import database
 from harena.arena.db.database import DatabaseInUse
 from harena.arena.db.files import FileStore
 from harena.arena.db.models import EnvironmentKind, JobState, MatchState, State, StoreError
-from harena.arena.db.records import Outcome
+from harena.arena.db.records import EvaluationOutcome
 from harena.arena.db.store import Store
 from harena.arena.ladder.rebuild import rebuild
 from harena.arena.ladder.standings import Standings
@@ -62,9 +62,9 @@ def test_a_claim_waits_for_no_writer_and_passes_over_what_it_changes(store, othe
 @pytest.mark.parametrize("scores", [(1.0, 2.0), (2.0, 1.0)])
 def test_of_two_that_are_ranked_at_once_the_better_is_on_the_board(store, other, scores):
     first, second = started(store), started(store)
-    later = threading.Thread(target=other.submissions.rank, args=(second.id, Outcome(score=scores[1])))
+    later = threading.Thread(target=other.submissions.rank, args=(second.id, EvaluationOutcome(score=scores[1])))
     with store.begin():
-        store.submissions.rank(first.id, Outcome(score=scores[0]))
+        store.submissions.rank(first.id, EvaluationOutcome(score=scores[0]))
         later.start()
         later.join(0.2)  # a chance to come between, which it must not take
     later.join(SOON_S)
@@ -230,10 +230,15 @@ def test_an_arena_is_killed_and_the_next_one_ranks_and_plays_on_at_once(tmp_path
     seasons = {env_id: store.seasons.start(env_id, "season 1") for env_id in (ENV, LADDER)}
     taking = Submissions(store, queue, FileStore(settings.files), settings)
     sent = [
-        *(taking.submit([Upload(name="a.py", data=AGENT)], owner="ann", env_id=ENV, algorithm=f"A{n}") for n in range(4)),
-        *(taking.submit([Upload(name="a.py", data=PLAYER.format(number=n).encode())], owner=f"o{n}", env_id=LADDER)
-          for n in range(3)),
-    ]  # fmt: skip
+        *(
+            taking.submit([Upload(name="a.py", data=AGENT)], owner="ann", env_id=ENV, algorithm=f"A{n}")
+            for n in range(4)
+        ),
+        *(
+            taking.submit([Upload(name="a.py", data=PLAYER.format(number=n).encode())], owner=f"o{n}", env_id=LADDER)
+            for n in range(3)
+        ),
+    ]
 
     def ended():
         return store.matches.where(env_id=LADDER, state=MatchState.FINISHED, limit=1000)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harena.arena.submissions import script
-from harena.arena.submissions.evaluate import Cancelled, Status
+from harena.arena.submissions.evaluate import EvaluationCancelled, EvaluationStatus
 from harena.arena.submissions.script import LIMITS, ScriptCode, ScriptRun, read_report, run
 from harena.errors import SpecError
 from harena.sandbox.pool import SandboxPool
@@ -39,7 +39,7 @@ def test_a_script_gets_the_environment_and_reports_a_score(pool: SandboxPool) ->
         pool,
         "import json, sys\nprint('training', sys.argv)\nprint(json.dumps({'score': 12.5, 'metrics': {'episodes': 7}}))\n",
     )
-    assert (done.status, done.score, done.metrics, done.reason) == (Status.OK, 12.5, {"episodes": 7}, "")
+    assert (done.status, done.score, done.metrics, done.reason) == (EvaluationStatus.OK, 12.5, {"episodes": 7}, "")
     assert "['submission.py', 'CartPole-v1']" in done.log
     assert done.wall_s > 0
 
@@ -102,7 +102,7 @@ def test_a_box_is_not_used_twice(pool: SandboxPool) -> None:
 )
 def test_what_fails_says_why(pool: SandboxPool, source: str, words: str) -> None:
     done = ran(pool, source)
-    assert (done.status, done.score) == (Status.FAILED, None)
+    assert (done.status, done.score) == (EvaluationStatus.FAILED, None)
     assert words in done.reason
 
 
@@ -131,7 +131,7 @@ def test_it_can_be_called_off(pool: SandboxPool) -> None:
     threading.Timer(0.3, called_off.set).start()
     code = ScriptCode(name="s", main="a.py", files={"a.py": b"import time; time.sleep(60)"})
     started = time.monotonic()
-    with pytest.raises(Cancelled):
+    with pytest.raises(EvaluationCancelled):
         run(code, "X", lease=pool.lease, limits=Limits(wall_s=60), cancelled=called_off.is_set)
     assert time.monotonic() - started < 10
 

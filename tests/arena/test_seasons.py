@@ -8,7 +8,7 @@ import pytest
 from ladders import GAME, Bench
 
 from harena.arena.db.models import (
-    Board,
+    BoardKind,
     Conflict,
     EnvironmentKind,
     Event,
@@ -18,7 +18,7 @@ from harena.arena.db.models import (
     State,
     TournamentState,
 )
-from harena.arena.db.records import Outcome, Quota
+from harena.arena.db.records import EvaluationOutcome, Quota
 from harena.arena.ladder import roster
 from harena.arena.ladder.fold import Fold
 from harena.arena.ladder.rebuild import rebuild
@@ -52,7 +52,7 @@ def scored(bench, owner, score, kind=Kind.VERIFIED):
     bench.store.submissions.check(made.id, kind)
     bench.store.submissions.move(made.id, Event.QUEUE)
     bench.store.submissions.move(made.id, Event.START)
-    return bench.store.submissions.rank(made.id, Outcome(score=score))
+    return bench.store.submissions.rank(made.id, EvaluationOutcome(score=score))
 
 
 def order(bench, season):
@@ -109,11 +109,14 @@ def test_boards_of_scores_are_kept_apart_and_the_live_ones_emptied(bench):
         bench.clock.now += 1
     scored(bench, "eve", 1e9, Kind.SELF_REPORTED)
     bench.seasons.end(season.id, without_finals=True)
-    lines = bench.standings.standings(POLE, board=Board.VERIFIED, season_id=season.id)
+    lines = bench.standings.standings(POLE, board=BoardKind.VERIFIED, season_id=season.id)
     assert [(line.owner, line.rank, line.place, line.score) for line in lines] == [
-        ("bob", 1, 1, 30.0), ("dan", 2, 2, 20.0), ("ann", 3, 3, 10.0), ("cyd", 3, 4, 10.0),
-    ]  # fmt: skip
-    self_reported = bench.standings.standings(POLE, board=Board.SELF_REPORTED, season_id=season.id)
+        ("bob", 1, 1, 30.0),
+        ("dan", 2, 2, 20.0),
+        ("ann", 3, 3, 10.0),
+        ("cyd", 3, 4, 10.0),
+    ]
+    self_reported = bench.standings.standings(POLE, board=BoardKind.SELF_REPORTED, season_id=season.id)
     assert [line.owner for line in self_reported] == ["eve"]
     assert bench.store.boards.top(POLE) == [] == bench.store.boards.top(POLE, kind=Kind.SELF_REPORTED)
     bench.seasons.start(POLE, "season 2")

@@ -47,8 +47,16 @@ def test_a_database_of_ones_own_needs_a_secret_of_ones_own(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("SECRET_KEY", "short"), ("HARENA_PER_DAY", "-1"), ("HARENA_PER_DAY", "1e9"), ("HARENA_WORKERS", "two"), ("HARENA_ANONYMOUS_READ", "perhaps"), ("HARENA_MAX_QUEUED", "9" * 30), ("SECRET_KEY", "s" * 5000)],
-)  # fmt: skip
+    [
+        ("SECRET_KEY", "short"),
+        ("HARENA_PER_DAY", "-1"),
+        ("HARENA_PER_DAY", "1e9"),
+        ("HARENA_WORKERS", "two"),
+        ("HARENA_ANONYMOUS_READ", "perhaps"),
+        ("HARENA_MAX_QUEUED", "9" * 30),
+        ("SECRET_KEY", "s" * 5000),
+    ],
+)
 def test_a_wrong_value_is_refused_by_name(tmp_path, name, value):
     with pytest.raises(SpecError, match=name):
         Settings.from_env(tmp_path, {name: value})
@@ -87,9 +95,24 @@ def test_settings_of_an_environment_come_back_as_they_were():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("episodes", 0), ("episodes", 10**6), ("episodes", "20"), ("move_s", 0), ("move_s", float("nan")), ("bank_s", float("nan")), ("upkeep_s", float("nan")), ("match_s", 1e9), ("upkeep_s", float("inf")),
-     ("memory_mb", 1), ("title", "t" * 201), ("title", None), ("owners_meet", 1), ("model", "glicko"), ("episode", 3)],
-)  # fmt: skip
+    [
+        ("episodes", 0),
+        ("episodes", 10**6),
+        ("episodes", "20"),
+        ("move_s", 0),
+        ("move_s", float("nan")),
+        ("bank_s", float("nan")),
+        ("upkeep_s", float("nan")),
+        ("match_s", 1e9),
+        ("upkeep_s", float("inf")),
+        ("memory_mb", 1),
+        ("title", "t" * 201),
+        ("title", None),
+        ("owners_meet", 1),
+        ("model", "glicko"),
+        ("episode", 3),
+    ],
+)
 def test_a_field_that_cannot_be_is_named(field, value):
     with pytest.raises(SpecError, match=field):
         EnvironmentSettings.parse({field: value})

@@ -38,8 +38,10 @@ def stored(bench):
 
 
 def board(bench, **more):
-    return [(line.owner, line.version, line.wins, line.draws, line.losses) for line in
-            bench.standings.standings(GAME, **more)]  # fmt: skip
+    return [
+        (line.owner, line.version, line.wins, line.draws, line.losses)
+        for line in bench.standings.standings(GAME, **more)
+    ]
 
 
 def a_wild_season(bench, *, folds, seed=1):

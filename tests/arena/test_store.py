@@ -18,13 +18,23 @@ from harena.arena.db.models import (
     State,
     transition,
 )
-from harena.arena.db.records import Filter, Outcome, Quota
+from harena.arena.db.records import EvaluationOutcome, Filter, Quota
 from harena.errors import SpecError
 
 HOSTILE = [
-    "Robert'); DROP TABLE submissions;--", "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a" * 200,
-    "../../etc/passwd", "%00%s%n", "{{7*7}}", "${jndi:ldap://x}", "Zoë 🏆 中文 \u0301", "' OR 1=1 --", ":x ?", "שלום",
-]  # fmt: skip
+    "Robert'); DROP TABLE submissions;--",
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "a" * 200,
+    "../../etc/passwd",
+    "%00%s%n",
+    "{{7*7}}",
+    "${jndi:ldap://x}",
+    "Zoë 🏆 中文 \u0301",
+    "' OR 1=1 --",
+    ":x ?",
+    "שלום",
+]
 
 
 # ---- states ----
@@ -38,7 +48,9 @@ def test_the_way_of_a_submission(store, clock):
     store.submissions.move(made.id, Event.QUEUE)
     store.submissions.move(made.id, Event.START)
     done = store.submissions.rank(
-        made.id, Outcome(score=9.5, low=9.0, high=10.0, episodes=20, metrics={"iqm": 9.4}), log_digest="1" * 64
+        made.id,
+        EvaluationOutcome(score=9.5, low=9.0, high=10.0, episodes=20, metrics={"iqm": 9.4}),
+        log_digest="1" * 64,
     )
     assert (done.state, done.kind, done.score, done.log_digest) == (State.RANKED, Kind.VERIFIED, 9.5, "1" * 64)
     assert store.submissions.evaluations(made.id)[0].metrics == {"iqm": 9.4}
@@ -67,7 +79,7 @@ def test_no_submission_is_queued_unchecked_or_ranked_without_running():
 def test_an_illegal_transition_changes_nothing(store):
     made, before = submit(store), store.events.last()
     for call in (
-        lambda: store.submissions.rank(made.id, Outcome(score=1e9)),
+        lambda: store.submissions.rank(made.id, EvaluationOutcome(score=1e9)),
         lambda: store.submissions.move(made.id, Event.START),
     ):
         with pytest.raises(IllegalTransition):
@@ -156,16 +168,16 @@ def test_a_reason_is_cut_and_kept_whatever_it_quotes(store):
 @pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf")])
 def test_a_score_is_a_finite_number(score):
     with pytest.raises(SpecError):
-        Outcome(score=score)
+        EvaluationOutcome(score=score)
 
 
 def test_metrics_that_are_no_json_leave_the_submission_running(store):
     made = started(store)
     for outcome in ({"metrics": {"n": float("nan")}}, {"metrics": {"n": b""}}, {"metrics": {"n": "x" * (2 << 20)}}):
         with pytest.raises(SpecError, match="JSON"):
-            store.submissions.rank(made.id, Outcome(score=1.0, **outcome))
+            store.submissions.rank(made.id, EvaluationOutcome(score=1.0, **outcome))
     with pytest.raises(SpecError, match="digest"):
-        store.submissions.rank(made.id, Outcome(score=1.0), log_digest="../../etc/passwd")
+        store.submissions.rank(made.id, EvaluationOutcome(score=1.0), log_digest="../../etc/passwd")
     assert store.submissions.get(made.id).state is State.RUNNING
     assert store.boards.top(ENV) == []
 
@@ -179,19 +191,28 @@ def test_states_that_carry_more_are_not_reached_by_a_bare_move(store):
 
 def test_a_search_for_the_impossible_is_the_callers_error(store):
     for call in (
-        lambda: store.submissions.get("\ud800"), lambda: store.boards.top("\ud800"), lambda: store.seasons.get(10**30),
-        lambda: store.boards.top(ENV, where=Filter(user="\udfff")), lambda: store.boards.top(ENV, offset=10**30),
-        lambda: store.events.after(10**30), lambda: store.owners.find("\ud800"), lambda: store.matches.get("\ud800"),
-    ):  # fmt: skip
+        lambda: store.submissions.get("\ud800"),
+        lambda: store.boards.top("\ud800"),
+        lambda: store.seasons.get(10**30),
+        lambda: store.boards.top(ENV, where=Filter(user="\udfff")),
+        lambda: store.boards.top(ENV, offset=10**30),
+        lambda: store.events.after(10**30),
+        lambda: store.owners.find("\ud800"),
+        lambda: store.matches.get("\ud800"),
+    ):
         with pytest.raises(SpecError, match="no database can hold"):
             call()
 
 
 def test_unknown_ids_are_not_found(store):
     for call in (
-        lambda: store.submissions.get("x"), lambda: store.submissions.move("' OR 1=1", Event.CANCEL), lambda: store.environments.get("x"),
-        lambda: store.submissions.add("ann", "nope", algorithm="A", digest="0" * 64, main_file="a.py"), lambda: store.matches.get("x"), lambda: store.keys.get("x"),
-    ):  # fmt: skip
+        lambda: store.submissions.get("x"),
+        lambda: store.submissions.move("' OR 1=1", Event.CANCEL),
+        lambda: store.environments.get("x"),
+        lambda: store.submissions.add("ann", "nope", algorithm="A", digest="0" * 64, main_file="a.py"),
+        lambda: store.matches.get("x"),
+        lambda: store.keys.get("x"),
+    ):
         with pytest.raises(NotFound):
             call()
     store.environments.put(ENV, EnvironmentKind.VERIFIED, enabled=False)

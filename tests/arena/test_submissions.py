@@ -67,8 +67,10 @@ class Bench:
         self.files = FileStore(self.settings.files)
         quick = {"episodes": 3, "practice_episodes": 2, "final_episodes": 4, "move_s": 5.0}
         for env_id, kind in (
-            (POLE, EnvironmentKind.VERIFIED), (TIC, EnvironmentKind.LADDER), (OTHER, EnvironmentKind.SCRIPT_ONLY)
-        ):  # fmt: skip
+            (POLE, EnvironmentKind.VERIFIED),
+            (TIC, EnvironmentKind.LADDER),
+            (OTHER, EnvironmentKind.SCRIPT_ONLY),
+        ):
             self.store.environments.put(env_id, kind, settings=quick)
             self.store.seasons.start(env_id, "season 1")
         self.runner = runner
@@ -79,11 +81,14 @@ class Bench:
 
     def work(self):
         self.workers = JobWorkers(
-            self.store, self.queue,
+            self.store,
+            self.queue,
             handlers={kind.name: kind.handler(self) for kind in KINDS if kind not in (MATCH, DESK)},
             slots={"evaluate": 2, "script": 1, "enter": 1, "final": 1},
-            on_dead=lambda job: BY_NAME[job.kind].given_up(self)(job), on_requeued=self.submissions.requeued, alone=True,
-        )  # fmt: skip
+            on_dead=lambda job: BY_NAME[job.kind].given_up(self)(job),
+            on_requeued=self.submissions.requeued,
+            alone=True,
+        )
         self.workers.start()
 
     def with_settings(self, **changed):

@@ -162,11 +162,20 @@ def test_what_makes_no_tournament_is_refused_before_anything_is_stored(bench):
     gone = bench.enter("cyd")
     bench.store.submissions.delete(gone)
     for more in (
-        {"format": "knockout"}, {"participants": agents[:1]}, {"participants": [*agents, agents[0]]},
-        {"participants": [*agents, gone]}, {"games": 0}, {"games": 101}, {"top": 2}, {"participants": None},
-        {"participants": None, "top": 1}, {"format": "swiss", "rounds": 0}, {"seed": -1}, {"name": ""},
+        {"format": "knockout"},
+        {"participants": agents[:1]},
+        {"participants": [*agents, agents[0]]},
+        {"participants": [*agents, gone]},
+        {"games": 0},
+        {"games": 101},
+        {"top": 2},
+        {"participants": None},
+        {"participants": None, "top": 1},
+        {"format": "swiss", "rounds": 0},
+        {"seed": -1},
+        {"name": ""},
         {"participants": [f"{n:032}" for n in range(129)]},
-    ):  # fmt: skip
+    ):
         with pytest.raises(SpecError):
             bench.tournaments.create(**({"env_id": GAME, "name": "cup", "participants": agents} | more))
     with pytest.raises(NotFound):

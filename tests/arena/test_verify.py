@@ -10,13 +10,13 @@ import pytest
 from harena import cli
 from harena.arena.arena import Arena
 from harena.arena.db import models
-from harena.arena.db.models import Board, EnvironmentKind, MatchKind, MatchState, Scope, State
+from harena.arena.db.models import BoardKind, EnvironmentKind, MatchKind, MatchState, Scope, State
 from harena.arena.ladder import roster
 from harena.arena.ladder.rebuild import rebuild
 from harena.arena.lock import FolderInUse
 from harena.arena.settings import Settings
 from harena.arena.submissions.intake import Upload
-from harena.arena.submissions.verify import Verdict, Verifier
+from harena.arena.submissions.verify import Agreement, ResultVerifier
 from harena.errors import SpecError
 from harena.match.registry import UnknownGame
 from harena.match.replay.replay import Replay
@@ -89,7 +89,7 @@ def ladder(arena):
 
 
 def verifier(arena):
-    return Verifier(arena.store, arena.files, arena.submissions, runner=arena.runner)
+    return ResultVerifier(arena.store, arena.files, arena.submissions, runner=arena.runner)
 
 
 def test_a_ladder_of_real_agents_orders_them_and_counts_every_match(arena, ladder):
@@ -167,16 +167,16 @@ def test_matches_are_verified_by_their_replays_and_by_playing_them_again(arena, 
         for match in arena.store.matches.of(ladder["counter"])
         if {seat.submission_id for seat in match.seats} == {ladder["counter"], ladder["paper"]}
     )
-    assert [one.verdict for one in check.verify_match(fixed.id, replay=True)] == [Verdict.SAME, Verdict.SAME]
+    assert [one.verdict for one in check.verify_match(fixed.id, replay=True)] == [Agreement.SAME, Agreement.SAME]
     dice = arena.store.matches.of(ladder["dice"], limit=1)[0]
     first, again = check.verify_match(dice.id, replay=True)
-    assert first.verdict is Verdict.SAME
-    assert again.verdict is Verdict.UNLIKE
+    assert first.verdict is Agreement.SAME
+    assert again.verdict is Agreement.UNLIKE
     assert "dice" in again.detail
     found = check.verify_submission(ladder["crash"])
     assert len(found) >= 5
-    assert {one.verdict for one in found} == {Verdict.SAME}
-    assert {one.verdict for one in check.sample(5)} == {Verdict.SAME}
+    assert {one.verdict for one in found} == {Agreement.SAME}
+    assert {one.verdict for one in check.sample(5)} == {Agreement.SAME}
 
 
 def test_a_result_that_was_changed_in_the_database_is_found(arena, ladder):
@@ -191,13 +191,13 @@ def test_a_result_that_was_changed_in_the_database_is_found(arena, ladder):
             before = connection.execute(table.select().where(where)).mappings().all()
             connection.execute(table.update().where(where).values(change))
         (found,) = verifier(arena).verify_match(match.id)
-        assert found.verdict is Verdict.DIFFERS
+        assert found.verdict is Agreement.DIFFERS
         assert named in found.detail
         with arena.store.begin() as connection:
             for row in before:
                 keys = [table.c[key.name] == row[key.name] for key in table.primary_key]
                 connection.execute(table.update().where(*keys).values({name: row[name] for name in change}))
-    assert verifier(arena).verify_match(match.id)[0].verdict is Verdict.SAME
+    assert verifier(arena).verify_match(match.id)[0].verdict is Agreement.SAME
 
 
 def test_verified_scores_are_evaluated_again_and_scripts_are_not(arena):
@@ -207,7 +207,7 @@ def test_verified_scores_are_evaluated_again_and_scripts_are_not(arena):
     wait(lambda: arena.store.submissions.get(good).state is State.RANKED)
     check = verifier(arena)
     (found,) = check.verify_submission(good)
-    assert found.verdict is Verdict.SAME
+    assert found.verdict is Agreement.SAME
     assert "4 episodes" in found.detail
     for change, named in (({"score": 500.0}, "board"), ({"state": State.RANKED}, "")):
         with arena.store.begin() as connection:
@@ -215,7 +215,7 @@ def test_verified_scores_are_evaluated_again_and_scripts_are_not(arena):
             score = arena.store.submissions.get(good).score
             connection.execute(models.submissions.update().where(here).values(change))
         (found,) = check.verify_submission(good)
-        assert (found.verdict is Verdict.DIFFERS) is bool(named)
+        assert (found.verdict is Agreement.DIFFERS) is bool(named)
         assert named in found.detail
         with arena.store.begin() as connection:
             connection.execute(models.submissions.update().where(here).values(score=score))
@@ -225,7 +225,7 @@ def test_verified_scores_are_evaluated_again_and_scripts_are_not(arena):
         with arena.store.begin() as connection:
             connection.execute(models.evaluations.update().values(score=score, metrics=kept | change))
             connection.execute(models.submissions.update().where(models.submissions.c.id == good).values(score=score))
-        assert check.verify_submission(good)[0].verdict is Verdict.DIFFERS
+        assert check.verify_submission(good)[0].verdict is Agreement.DIFFERS
 
 
 def test_an_arena_refuses_a_second_process_and_what_is_no_environment(arena, settings):
@@ -277,10 +277,12 @@ def test_the_command_line_checks_rebuilds_and_makes_keys(arena, ladder, settings
     assert harena("keys", "revoke", rotated["key"]["id"])[0] == 0
     assert harena("keys", "list", "--owner", "ann")[1][1]["revoked_at"] is not None
     for words in (
-        ("keys", "create", "--owner", "ann", "--scopes", "root"), ("keys", "revoke", "nothing"),
-        ("keys", "create", "--owner", "ann", "--days", "0"), ("arena", "verify", "--match", "nothing"),
+        ("keys", "create", "--owner", "ann", "--scopes", "root"),
+        ("keys", "revoke", "nothing"),
+        ("keys", "create", "--owner", "ann", "--days", "0"),
+        ("arena", "verify", "--match", "nothing"),
         ("ratings", "rebuild", "--check", "--env", "chess"),
-    ):  # fmt: skip
+    ):
         code, error = harena(*words)
         assert code == 2
         assert error.startswith("harena: ")
@@ -293,7 +295,7 @@ def test_the_season_ends_with_finals_on_real_boxes_and_the_next_one_is_empty(are
     finals = arena.seasons.finals(season.id, top=2, games=2)
     wait(lambda: arena.tournaments.get(finals.id).state is models.TournamentState.FINISHED)
     arena.seasons.end(season.id)
-    archived = arena.standings.standings(RPS, board=Board.LADDER, season_id=season.id)
+    archived = arena.standings.standings(RPS, board=BoardKind.LADDER, season_id=season.id)
     assert [line.place for line in archived] == [1, 2, 3, 4]
     assert archived[0].owner == "counter"
     secret = arena.seasons.reveal(season.id)

@@ -12,7 +12,7 @@ from harena.arena.db.models import Conflict, JobState
 from harena.arena.db.store import Store
 from harena.arena.queue import workers as module
 from harena.arena.queue.workers import JobWorkers, TryAgain
-from harena.arena.submissions.evaluate import Cancelled, EvaluationVoid
+from harena.arena.submissions.evaluate import EvaluationCancelled, EvaluationVoid
 from harena.errors import BoxLost, HarenaError, Retry, SpecError
 
 SOON_S = 15.0
@@ -38,9 +38,14 @@ def crew(store, queue):
     def make(handler, *, slots=1, start=True, **more):
         seen = {"dead": [], "requeued": []}
         workers = JobWorkers(
-            store, queue, handlers={"work": handler}, slots={"work": slots}, on_dead=seen["dead"].append,
-            on_requeued=seen["requeued"].append, **more,
-        )  # fmt: skip
+            store,
+            queue,
+            handlers={"work": handler},
+            slots={"work": slots},
+            on_dead=seen["dead"].append,
+            on_requeued=seen["requeued"].append,
+            **more,
+        )
         workers.seen = seen
         made.append(workers)
         if start:
@@ -137,12 +142,17 @@ def test_idle_workers_write_nothing(store, queue, crew, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "again"),
     [
-        (EvaluationVoid("void", retry=Retry.SAFE), True), (BoxLost("lost"), True), (TryAgain("later"), True),
-        (Conflict("busy"), True), (OSError(28, "No space left on device"), True), (ZeroDivisionError("a bug"), True),
-        (EvaluationVoid("the game is broken", retry=Retry.NEVER), False), (SpecError("bad"), False),
+        (EvaluationVoid("void", retry=Retry.SAFE), True),
+        (BoxLost("lost"), True),
+        (TryAgain("later"), True),
+        (Conflict("busy"), True),
+        (OSError(28, "No space left on device"), True),
+        (ZeroDivisionError("a bug"), True),
+        (EvaluationVoid("the game is broken", retry=Retry.NEVER), False),
+        (SpecError("bad"), False),
         (HarenaError("no"), False),
     ],
-)  # fmt: skip
+)
 def test_what_is_worth_another_attempt(queue, crew, error, again):
     def handler(job, cancelled):
         raise error
@@ -229,7 +239,7 @@ def waits(began):
         while not cancelled():
             assert time.monotonic() < end
             time.sleep(0.005)
-        raise Cancelled("called off")
+        raise EvaluationCancelled("called off")
 
     return handler
 

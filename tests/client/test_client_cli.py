@@ -153,10 +153,14 @@ def test_nobody_there_is_exit_code_3_and_names_the_command(run):
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["status", "../../etc"], 2), (["status", "0" * 32], 1), (["submit", "/no/such/file.py", "--env", "x"], 2),
-        (["leaderboard", "no-such-env"], 1), (["watch", "f" * 32], 1), (["leaderboard", "x", "--key", "a b"], 2),
+        (["status", "../../etc"], 2),
+        (["status", "0" * 32], 1),
+        (["submit", "/no/such/file.py", "--env", "x"], 2),
+        (["leaderboard", "no-such-env"], 1),
+        (["watch", "f" * 32], 1),
+        (["leaderboard", "x", "--key", "a b"], 2),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line_with_its_exit_code(run, words, code):
     found, out, err = run(*words)
     assert found == code
@@ -233,16 +237,36 @@ def test_nothing_that_others_wrote_steers_the_terminal(run, fake):
             return answer(json.dumps({"matches": [{"id": EVIL}]}).encode())
         if path.startswith("/v1/export"):
             return answer(json.dumps({"detail": EVIL, "hint": EVIL}).encode(), status="400 Bad")
-        return answer(json.dumps({
-            "id": EVIL, "owner": EVIL, "env_id": EVIL, "algorithm": EVIL, "state": f"failed{EVIL}", "reason": f"a\n{EVIL}",
-            "warnings": [EVIL], "has_log": True, "benched": EVIL, "score": 1.0,
-        }).encode())  # fmt: skip
+        return answer(
+            json.dumps(
+                {
+                    "id": EVIL,
+                    "owner": EVIL,
+                    "env_id": EVIL,
+                    "algorithm": EVIL,
+                    "state": f"failed{EVIL}",
+                    "reason": f"a\n{EVIL}",
+                    "warnings": [EVIL],
+                    "has_log": True,
+                    "benched": EVIL,
+                    "score": 1.0,
+                }
+            ).encode()
+        )
 
     url = fake(make)
     for words in (
-        ["leaderboard", "x"], ["leaderboard"], ["status", "a1"], ["logs", "a1"], ["watch", "a1"], ["watch", "a1"],
-        ["challenge", "a1", "a2"], ["export", "board", "--env", "x"], ["leaderboard", "x", "--json"], ["status", "a1", "--json"],
-    ):  # fmt: skip
+        ["leaderboard", "x"],
+        ["leaderboard"],
+        ["status", "a1"],
+        ["logs", "a1"],
+        ["watch", "a1"],
+        ["watch", "a1"],
+        ["challenge", "a1", "a2"],
+        ["export", "board", "--env", "x"],
+        ["leaderboard", "x", "--json"],
+        ["status", "a1", "--json"],
+    ):
         code, out, err = run(*words, url=url)
         shown = out + err
         assert all(letter.isprintable() or letter in "\n\t" for letter in shown), (words, shown)

@@ -114,11 +114,23 @@ def test_what_is_no_json_object_is_a_bad_answer(call, body):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("score", "high"), ("score", True), ("score", 10**400), ("version", 1.5), ("version", 1 << 70), ("mine", 1),
-        ("owner", ["a"]), ("owner", None), ("created_at", "yesterday"), ("created_at", 5), ("warnings", "none"),
-        ("warnings", [1]), ("evaluation", []), ("evaluation", {"returns": [None]}), ("standing", {"rank": "1"}),
+        ("score", "high"),
+        ("score", True),
+        ("score", 10**400),
+        ("version", 1.5),
+        ("version", 1 << 70),
+        ("mine", 1),
+        ("owner", ["a"]),
+        ("owner", None),
+        ("created_at", "yesterday"),
+        ("created_at", 5),
+        ("warnings", "none"),
+        ("warnings", [1]),
+        ("evaluation", []),
+        ("evaluation", {"returns": [None]}),
+        ("standing", {"rank": "1"}),
     ],
-)  # fmt: skip
+)
 def test_a_field_of_the_wrong_type_is_a_bad_answer_that_names_it(call, field, value):
     with pytest.raises(BadAnswer, match=field):
         call(body_of(id="a1", **{field: value})).status("a1")
@@ -393,5 +405,7 @@ def test_parsing_events_does_not_depend_on_where_the_pieces_are_cut():
     cut = [event for at in range(len(text)) for event in parser.feed(text[at : at + 1])]
     assert whole == cut
     assert [(event.event, event.data, event.id) for event in whole] == [
-        ("frame", '{"a":\n"é"}', "1"), ("message", "", "1"), ("message", "x", "2"),
-    ]  # fmt: skip
+        ("frame", '{"a":\n"é"}', "1"),
+        ("message", "", "1"),
+        ("message", "x", "2"),
+    ]

@@ -427,9 +427,23 @@ def row(path: Any, kind: str = "file", target: str | None = None, size: int = 1,
 
 
 NAMES = [
-    "/etc/passwd", "/", "..", "../x", "a/../../x", "a/..", ".", "./x", "a//b", "a/", "", "a\0b", "a/./b",
-    "x" * 300, "\ud800", "a/" * 3000 + "b",
-]  # fmt: skip
+    "/etc/passwd",
+    "/",
+    "..",
+    "../x",
+    "a/../../x",
+    "a/..",
+    ".",
+    "./x",
+    "a//b",
+    "a/",
+    "",
+    "a\0b",
+    "a/./b",
+    "x" * 300,
+    "\ud800",
+    "a/" * 3000 + "b",
+]
 
 
 def outside(folder: Path) -> list[str]:

@@ -173,9 +173,17 @@ def result(
     )
     winner = best[0] if len(best) == 1 and status is MatchStatus.FINISHED else None
     return MatchResult(
-        match_id=spec.match_id, environment="tictactoe-v1", seed=spec.seed, status=status, winner=winner,
-        reason="three in a row", steps=5, wall_s=0.1, seats=seats, error=error,
-    )  # fmt: skip
+        match_id=spec.match_id,
+        environment="tictactoe-v1",
+        seed=spec.seed,
+        status=status,
+        winner=winner,
+        reason="three in a row",
+        steps=5,
+        wall_s=0.1,
+        seats=seats,
+        error=error,
+    )
 
 
 def until(holds: Callable[[], bool], within_s: float = 30) -> bool:

@@ -102,12 +102,31 @@ def test_a_manifest_names_a_command_or_an_entry() -> None:
 @pytest.mark.parametrize(
     "manifest",
     [
-        b"", b"[]", b"null", b"{", b"{}", b'{"command": []}', b'{"command": [""]}', b'{"command": "node x"}', b'{"command": [1]}',
-        b'{"command": ["a\\u0000"]}', b'{"command": ["a", null]}', b'{"entry": "../b.py"}', b'{"entry": "missing.py"}', b'{"entry": 1}',
-        b'{"entry": "agent.json"}', b'{"entry": "agent.py", "command": ["x"]}', b'{"entry": "agent.py", "more": 1}', b'{"command": ["\\u001b[2J"]}',
-        b'{"entry": "agent.py", "entry": "agent.py"}', b"[" * 60000, b'{"command": ["' + b"x" * 70000 + b'"]}', b"\xff\xfe{}", b'{"command": ["\\ud800"]}',
+        b"",
+        b"[]",
+        b"null",
+        b"{",
+        b"{}",
+        b'{"command": []}',
+        b'{"command": [""]}',
+        b'{"command": "node x"}',
+        b'{"command": [1]}',
+        b'{"command": ["a\\u0000"]}',
+        b'{"command": ["a", null]}',
+        b'{"entry": "../b.py"}',
+        b'{"entry": "missing.py"}',
+        b'{"entry": 1}',
+        b'{"entry": "agent.json"}',
+        b'{"entry": "agent.py", "command": ["x"]}',
+        b'{"entry": "agent.py", "more": 1}',
+        b'{"command": ["\\u001b[2J"]}',
+        b'{"entry": "agent.py", "entry": "agent.py"}',
+        b"[" * 60000,
+        b'{"command": ["' + b"x" * 70000 + b'"]}',
+        b"\xff\xfe{}",
+        b'{"command": ["\\ud800"]}',
     ],
-)  # fmt: skip
+)
 def test_any_other_manifest_is_refused(manifest: bytes) -> None:
     refused(zipped({"agent.py": AGENT, "agent.json": manifest}), "agent.json")
 
@@ -143,8 +162,20 @@ def test_other_things_are_refused_with_the_way_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x.py", "a/../../x.py", "/etc/passwd", "C:/x.py", "c:x.py", "a\\b.py", "..\\x.py", "a\0.py", "a\n.py", "\x1b[2Jx.py", ".git/../../x.py"],
-)  # fmt: skip
+    [
+        "../x.py",
+        "a/../../x.py",
+        "/etc/passwd",
+        "C:/x.py",
+        "c:x.py",
+        "a\\b.py",
+        "..\\x.py",
+        "a\0.py",
+        "a\n.py",
+        "\x1b[2Jx.py",
+        ".git/../../x.py",
+    ],
+)
 def test_no_name_leads_out_of_the_folder(name: str) -> None:
     placeholder = "n" * len(name)
     data = zipped({"agent.py": AGENT, placeholder: b"x"})
@@ -341,7 +372,18 @@ class Agent:
         os.system("ls")
         return input()
 """
-    code = agents.load(zipped({"agent.py": text, "helper.py": b"import subprocess, bad", "random.py": b"", "bad.py": b"(", "train.py": b"import tensorflow", "w.bin": random.Random(6).randbytes(6 << 20)}))  # fmt: skip
+    code = agents.load(
+        zipped(
+            {
+                "agent.py": text,
+                "helper.py": b"import subprocess, bad",
+                "random.py": b"",
+                "bad.py": b"(",
+                "train.py": b"import tensorflow",
+                "w.bin": random.Random(6).randbytes(6 << 20),
+            }
+        )
+    )
     warnings = agents.lint(code)
     for words in (
         ("agent.py line 2", "socket", "no network"),

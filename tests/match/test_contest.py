@@ -39,9 +39,17 @@ def result_of(spec: MatchSpec, winner: int | None, status: MatchStatus = MatchSt
         for code, score in zip(spec.agents, scores, strict=True)
     )
     return MatchResult(
-        match_id=spec.match_id, environment=spec.environment, seed=spec.seed, status=status, winner=winner, reason="",
-        steps=20, wall_s=1.0, seats=seats, replay=b"replay",
-    )  # fmt: skip
+        match_id=spec.match_id,
+        environment=spec.environment,
+        seed=spec.seed,
+        status=status,
+        winner=winner,
+        reason="",
+        steps=20,
+        wall_s=1.0,
+        seats=seats,
+        replay=b"replay",
+    )
 
 
 def a_wins(specs: Iterator[MatchSpec]) -> Iterator[MatchResult]:

@@ -67,29 +67,50 @@ def boxes_of(pids: set[int]) -> list[str]:
 STRING, BYTES, BOOL, U32, U64, DOUBLE, MESSAGE, ENUM = 9, 12, 8, 13, 4, 1, 11, 14
 CONTRACT: dict[str, dict[str, tuple[int, int] | tuple[int, int, str]]] = {
     "MatchRequest": {
-        "match_id": (1, STRING), "environment": (2, STRING), "agents": (3, MESSAGE, "AgentData"),
-        "timeout_sec": (4, U32), "record_replay": (5, BOOL), "seed": (16, U64), "games": (17, U32),
+        "match_id": (1, STRING),
+        "environment": (2, STRING),
+        "agents": (3, MESSAGE, "AgentData"),
+        "timeout_sec": (4, U32),
+        "record_replay": (5, BOOL),
+        "seed": (16, U64),
+        "games": (17, U32),
         "include_replay": (18, BOOL),
     },
     "AgentData": {
-        "agent_id": (1, STRING), "code_url": (2, STRING), "version": (3, STRING),
-        "metadata": (4, MESSAGE, "AgentData.MetadataEntry"), "docker_image": (5, STRING), "code_zip": (16, BYTES),
+        "agent_id": (1, STRING),
+        "code_url": (2, STRING),
+        "version": (3, STRING),
+        "metadata": (4, MESSAGE, "AgentData.MetadataEntry"),
+        "docker_image": (5, STRING),
+        "code_zip": (16, BYTES),
     },
     "MatchResponse": {
-        "match_id": (1, STRING), "status": (2, ENUM, "MatchStatus"), "winner_agent_id": (3, STRING),
-        "agent_results": (4, MESSAGE, "AgentResult"), "replay_url": (5, STRING), "error_message": (6, STRING),
-        "total_steps": (7, U32), "execution_time_sec": (8, DOUBLE), "replay_html_url": (9, STRING),
-        "seed": (16, U64), "replay": (17, BYTES),
+        "match_id": (1, STRING),
+        "status": (2, ENUM, "MatchStatus"),
+        "winner_agent_id": (3, STRING),
+        "agent_results": (4, MESSAGE, "AgentResult"),
+        "replay_url": (5, STRING),
+        "error_message": (6, STRING),
+        "total_steps": (7, U32),
+        "execution_time_sec": (8, DOUBLE),
+        "replay_html_url": (9, STRING),
+        "seed": (16, U64),
+        "replay": (17, BYTES),
     },
     "AgentResult": {
-        "agent_id": (1, STRING), "score": (2, DOUBLE), "errors": (3, U32), "error_message": (4, STRING),
-        "status": (16, STRING), "cpu_sec": (17, DOUBLE), "log_tail": (18, STRING),
+        "agent_id": (1, STRING),
+        "score": (2, DOUBLE),
+        "errors": (3, U32),
+        "error_message": (4, STRING),
+        "status": (16, STRING),
+        "cpu_sec": (17, DOUBLE),
+        "log_tail": (18, STRING),
     },
     "ValidationRequest": {"agent_id": (1, STRING), "code_zip": (2, BYTES), "environment": (3, STRING)},
     "ValidationResponse": {"valid": (1, BOOL), "errors": (2, STRING), "warnings": (3, STRING)},
     "HealthCheckRequest": {},
     "HealthCheckResponse": {"healthy": (1, BOOL), "version": (2, STRING), "active_matches": (3, U32)},
-}  # fmt: skip
+}
 REPEATED = {"agents", "metadata", "agent_results", "errors", "warnings"}
 STATUSES = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_TIMEOUT", "STATUS_ERROR", "STATUS_CANCELLED"]
 
@@ -295,11 +316,29 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tls")
     for name in ("server", "client"):
         subprocess.run(
-            [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-             "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-             "-keyout", made / f"{name}.key", "-out", made / f"{name}.pem"],
-            check=True, capture_output=True,
-        )  # fmt: skip
+            [
+                openssl,
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:P-256",
+                "-nodes",
+                "-days",
+                "2",
+                "-subj",
+                f"/CN={name}",
+                "-addext",
+                "subjectAltName=DNS:localhost,IP:127.0.0.1",
+                "-keyout",
+                made / f"{name}.key",
+                "-out",
+                made / f"{name}.pem",
+            ],
+            check=True,
+            capture_output=True,
+        )
     return made
 
 

@@ -150,9 +150,14 @@ def test_a_host_or_port_that_is_not_listed_is_refused() -> None:
     for url in ("https://files.test/a", "https://FILES.test/a", "https://a.b.cdn.test/a", "https://other.test:8443/a"):
         some.check(url)
     for url in (
-        "https://evil.test/a", "https://files.test.evil.test/a", "https://evilfiles.test/a", "https://cdn.test/a",
-        "https://xcdn.test/a", "https://files.test:8443/a", "https://other.test/a",
-    ):  # fmt: skip
+        "https://evil.test/a",
+        "https://files.test.evil.test/a",
+        "https://evilfiles.test/a",
+        "https://cdn.test/a",
+        "https://xcdn.test/a",
+        "https://files.test:8443/a",
+        "https://other.test/a",
+    ):
         with pytest.raises(FetchRefused, match=r"not in fetch\.allow_hosts"):
             some.check(url)
 
@@ -160,13 +165,36 @@ def test_a_host_or_port_that_is_not_listed_is_refused() -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "127.0.0.1", "127.8.8.8", "10.0.0.1", "172.16.3.4", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
-        "224.0.0.1", "255.255.255.255", "240.0.0.1", "192.0.2.1", "198.18.0.1",
-        "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
-        "::127.0.0.1", "2002:7f00:1::", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2001:db8::1",
-        "2001:0:7f00:1:0:0:80ff:fffe", "not an address",
+        "127.0.0.1",
+        "127.8.8.8",
+        "10.0.0.1",
+        "172.16.3.4",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+        "240.0.0.1",
+        "192.0.2.1",
+        "198.18.0.1",
+        "::1",
+        "::",
+        "fe80::1",
+        "fe80::1%eth0",
+        "fc00::1",
+        "ff02::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "::127.0.0.1",
+        "2002:7f00:1::",
+        "64:ff9b::7f00:1",
+        "64:ff9b::a9fe:a9fe",
+        "2001:db8::1",
+        "2001:0:7f00:1:0:0:80ff:fffe",
+        "not an address",
     ],
-)  # fmt: skip
+)
 def test_addresses_that_are_not_public_are_refused(address: str) -> None:
     assert not fetch.is_public(address)
     listed = Fetcher(Fetch(allow_hosts=("files.test",)), resolve=resolver(files_test=["93.184.216.34", address]))
@@ -206,8 +234,14 @@ def test_spellings_of_the_loopback_are_refused_even_where_listed(host: str) -> N
 def test_a_redirect_to_anywhere_else_is_refused(site: Site, to: str) -> None:
     site.paths["/start"] = redirect(to.format(port=site.port))
     # The worst case: the target's name is listed, as a name; its address is still not public.
-    hosts = (f"files.test:{site.port}", f"127.0.0.1:{site.port}", f"[::1]:{site.port}", f"rebound.test:{site.port}",
-             f"2130706433:{site.port}", "169.254.169.254")  # fmt: skip
+    hosts = (
+        f"files.test:{site.port}",
+        f"127.0.0.1:{site.port}",
+        f"[::1]:{site.port}",
+        f"rebound.test:{site.port}",
+        f"2130706433:{site.port}",
+        "169.254.169.254",
+    )
     settings = Fetch(allow_http=True, allow_hosts=hosts, private_hosts=hosts[:1], timeout_sec=5)
     names = resolver(files_test="127.0.0.1", rebound_test="127.0.0.1", **{"2130706433": "127.0.0.1"})
     with pytest.raises(FetchRefused):
@@ -334,11 +368,29 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("host: no openssl command to make a certificate with")
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-         "-subj", "/CN=files.test", "-addext", "subjectAltName=DNS:files.test", "-keyout", folder / "key.pem",
-         "-out", folder / "cert.pem"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            openssl,
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=files.test",
+            "-addext",
+            "subjectAltName=DNS:files.test",
+            "-keyout",
+            folder / "key.pem",
+            "-out",
+            folder / "cert.pem",
+        ],
+        check=True,
+        capture_output=True,
+    )
     return folder
 
 
@@ -394,8 +446,16 @@ def test_s3_is_read_from_the_endpoint_and_signed_with_the_environment(site: Site
 
 
 def test_only_listed_buckets_and_plain_keys_are_read(site: Site) -> None:
-    for url in ("s3://private/key", "s3://agents/../private/key", "s3://agents/%2e%2e/private/key", "s3://agents/",
-                "s3://agents", "s3://agents/a%00b", "s3://user@agents/key", "s3://agents//key"):  # fmt: skip
+    for url in (
+        "s3://private/key",
+        "s3://agents/../private/key",
+        "s3://agents/%2e%2e/private/key",
+        "s3://agents/",
+        "s3://agents",
+        "s3://agents/a%00b",
+        "s3://user@agents/key",
+        "s3://agents//key",
+    ):
         with pytest.raises(FetchRefused):
             s3(site).fetch(url)
     assert not site.seen
@@ -446,13 +506,25 @@ def test_nothing_outside_of_the_folder_is_read(folder: Path) -> None:
     (folder / "out.py").symlink_to(folder.parent / "secret.py")
     (folder / "up").symlink_to(folder.parent)
     for path in (
-        f"{folder}/../secret.py", f"{folder}/%2e%2e/secret.py", f"{folder}/..%2fsecret.py", f"{folder}/out.py",
-        f"{folder}/up/secret.py", f"{folder}-secret.py", "/etc/passwd", f"{folder}", f"{folder}/", f"{folder}/a%00b",
-    ):  # fmt: skip
+        f"{folder}/../secret.py",
+        f"{folder}/%2e%2e/secret.py",
+        f"{folder}/..%2fsecret.py",
+        f"{folder}/out.py",
+        f"{folder}/up/secret.py",
+        f"{folder}-secret.py",
+        "/etc/passwd",
+        f"{folder}",
+        f"{folder}/",
+        f"{folder}/a%00b",
+    ):
         with pytest.raises(FetchRefused):
             allowed.fetch(f"file://{path}")
-    for url in (f"file://elsewhere{folder}/deep/agent.py", f"file:{folder.name}/deep/agent.py", "file:deep/agent.py",
-                f"file://{folder}/deep/agent.py?x"):  # fmt: skip
+    for url in (
+        f"file://elsewhere{folder}/deep/agent.py",
+        f"file:{folder.name}/deep/agent.py",
+        "file:deep/agent.py",
+        f"file://{folder}/deep/agent.py?x",
+    ):
         with pytest.raises(FetchRefused):
             allowed.fetch(url)
 

@@ -65,7 +65,7 @@ def agent(**fields: Any) -> pb.AgentData:
         (two(config='{"no_such_option": 1}'), "config: "),
         (request(FIRST_FREE, environment="tictactoe"), "agents: "),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_request_is_refused_by_field(client: Client, wrong: pb.MatchRequest, names: str) -> None:
     code, text = refusal(client.run, wrong)
     assert code is Code.INVALID_ARGUMENT

@@ -45,8 +45,15 @@ class Agent:
         return mask[number % len(mask)] if mask else number % self.space.n
 """
 """Throws every kind of dice that an agent has."""
-SET = (("pong", {}), ("connect_four", {}), ("tictactoe", {}), ("rps", {"rounds": 20}), ("tron", {"seats": 4}),
-       ("tron", {"seats": 2}), ("leduc", {"hands": 5}))  # fmt: skip
+SET = (
+    ("pong", {}),
+    ("connect_four", {}),
+    ("tictactoe", {}),
+    ("rps", {"rounds": 20}),
+    ("tron", {"seats": 4}),
+    ("tron", {"seats": 2}),
+    ("leduc", {"hands": 5}),
+)
 
 
 def moves_of(result: MatchResult) -> tuple[object, ...]:

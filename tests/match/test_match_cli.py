@@ -114,10 +114,19 @@ def test_exit_codes_are_in_the_help(capsys: Capture) -> None:
     ("words", "said"),
     [
         (["tictactoe", "{first}"], "tictactoe-v1 has 2 seats; 1 agent was given: name 2; "),
-        (["tictactoe", "{first}", "{first}", "{first}"], "tictactoe-v1 has 2 seats; 3 agents were given: leave some out, or play them all with --tournament round-robin"),
-        (["tron", "{first}", "{last}", "--tournament", "round-robin"], "tron-v1 has 4 seats; 2 agents were given: a round robin needs at least 4"),
+        (
+            ["tictactoe", "{first}", "{first}", "{first}"],
+            "tictactoe-v1 has 2 seats; 3 agents were given: leave some out, or play them all with --tournament round-robin",
+        ),
+        (
+            ["tron", "{first}", "{last}", "--tournament", "round-robin"],
+            "tron-v1 has 4 seats; 2 agents were given: a round robin needs at least 4",
+        ),
         (["tron", *["{first}"] * 4, "--tournament", "swiss"], "swiss is for games with 2 seats; tron-v1 has 4: "),
-        (["tictactoe", "{first}", "--tournament", "elimination"], "tictactoe-v1 has 2 seats; 1 agent was given: a tournament needs at least 2"),
+        (
+            ["tictactoe", "{first}", "--tournament", "elimination"],
+            "tictactoe-v1 has 2 seats; 1 agent was given: a tournament needs at least 2",
+        ),
         (["tictactoo", "{first}", "{last}"], "no game 'tictactoo': did you mean tictactoe-v1"),
         (["tictactoe", "{first}", "/nowhere.py"], "/nowhere.py: cannot be read (No such file or directory); "),
         (["tictactoe", "{first}", "{last}", "--games", "0"], "--games 0: at least 1"),
@@ -134,7 +143,7 @@ def test_exit_codes_are_in_the_help(capsys: Capture) -> None:
         (["tictactoe", "{first}", "{last}", "--", "more.py"], "'more.py' after --: "),
         (["no_module:factory", "{first}"], "no_module:factory could not be imported: "),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_argument_is_one_line_and_exit_code_2(
     words: list[str], said: str, agents: dict[str, str], capsys: Capture
 ) -> None:
@@ -588,7 +597,7 @@ def test_the_executor_says_which_port_it_took_and_ends_in_order() -> None:
         (["/x/a.py", "/x/../x/a.py", "/y/a.py"], ["x/a #1", "x/a #2", "y/a"]),
         (["/a.py", "/a.zip"], ["a #1", "a #2"]),
     ],
-)  # fmt: skip
+)
 def test_agents_get_names_that_tell_them_apart(paths: list[str], names: list[str]) -> None:
     assert cli_match.distinct_names(paths) == names
 

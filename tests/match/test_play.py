@@ -82,7 +82,9 @@ def test_agent_may_be_written_in_any_of_the_agreed_ways(rack: Rack, source: str)
 def test_files_beside_the_code_are_there(rack: Rack) -> None:
     source = "from pathlib import Path\nW = (Path(__file__).parent / 'data' / 'weights.bin').read_bytes()\n" + FIRST
     big = bytes(range(256)) * 8000  # more than one packet
-    one = AgentCode(name="one", files={"agent.py": f"{source}\nassert len(W) == {len(big)}\n".encode(), "data/weights.bin": big})  # fmt: skip
+    one = AgentCode(
+        name="one", files={"agent.py": f"{source}\nassert len(W) == {len(big)}\n".encode(), "data/weights.bin": big}
+    )
     result = play(MatchSpec(environment="connect_four", agents=(one, code(FIRST)), clock=CLOCK), rack=rack)
     assert result.seats[0].status is SeatStatus.OK, result.seats[0]
 
@@ -201,11 +203,18 @@ def test_who_stalls_until_the_match_clock_runs_out_loses(rack: Rack, stalls: int
 @pytest.mark.parametrize("kind", ["python", "command"])
 def test_a_late_answer_is_not_taken_for_the_next_games(rack: Rack, kind: str) -> None:
     """The match's time runs out while a seat thinks; its process stays for the series."""
-    slow = code(SLOW, "slow") if kind == "python" else command(LINE_AGENT.replace("        board", "        __import__('time').sleep(0.2)\n        board"))  # fmt: skip
+    slow = (
+        code(SLOW, "slow")
+        if kind == "python"
+        else command(LINE_AGENT.replace("        board", "        __import__('time').sleep(0.2)\n        board"))
+    )
     spec = MatchSpec(
-        environment="connect_four", agents=(slow, slow), clock=Clock(move_s=5, match_s=0.5), keep=True,
+        environment="connect_four",
+        agents=(slow, slow),
+        clock=Clock(move_s=5, match_s=0.5),
+        keep=True,
         stalling_loses=False,
-    )  # fmt: skip
+    )
     results = [play(dataclasses.replace(spec, seed=seed), rack=rack) for seed in range(3)]
     assert [result.status for result in results] == [MatchStatus.TIMEOUT] * 3, results
     assert {seat.status for result in results for seat in result.seats} == {SeatStatus.OK}
@@ -236,7 +245,12 @@ def test_the_agents_own_line_is_in_its_error(rack: Rack) -> None:
 )
 def test_the_others_play_on_where_one_of_four_is_out(rack: Rack, hostile: str, status: SeatStatus) -> None:
     rider = "class Agent:\n    def __init__(self, player_id): self.way = 0\n    def act(self, o):\n        x, y = o['heads'][0]\n        for way, (dx, dy) in enumerate(((0, -1), (1, 0), (0, 1), (-1, 0))):\n            if 0 <= x + dx < 16 and 0 <= y + dy < 16 and o['grid'][y + dy][x + dx] == 0: return way\n        return 0\n"
-    spec = MatchSpec(environment="tron", agents=tuple(code(one) for one in (rider, hostile, rider, rider)), seed=3, clock=Clock(move_s=0.5))  # fmt: skip
+    spec = MatchSpec(
+        environment="tron",
+        agents=tuple(code(one) for one in (rider, hostile, rider, rider)),
+        seed=3,
+        clock=Clock(move_s=0.5),
+    )
     result = play(spec, rack=rack)
     assert (result.status, result.seats[1].status, result.seats[1].score) == (MatchStatus.FINISHED, status, -1)
     assert [seat.status for seat in result.seats].count(SeatStatus.OK) == 3
@@ -339,7 +353,9 @@ def command(source: str) -> AgentCode:
 
 
 def test_command_plays_by_lines_of_json(rack: Rack) -> None:
-    result = play(MatchSpec(environment="connect_four", agents=(command(LINE_AGENT), code(RANDOM)), clock=CLOCK), rack=rack)  # fmt: skip
+    result = play(
+        MatchSpec(environment="connect_four", agents=(command(LINE_AGENT), code(RANDOM)), clock=CLOCK), rack=rack
+    )
     assert [seat.status for seat in result.seats] == [SeatStatus.OK] * 2, result.seats
     assert result.seats[0].cpu_s > 0
 
@@ -377,10 +393,21 @@ def test_command_that_does_not_exist_is_a_crash(rack: Rack) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "b'a'", "b'a' + bytes(7)", "b'a' + bytes(9)", "b'a' + b'\\xff' * 8", "b'r'", "b'b' + bytes(8)", "b'\\x00'",
-        "b'x{}'", "b'x[]'", "b'x' + b'[' * 5000", "b'x{\"kind\": \"ok\", \"text\": \"\"}'", "b'M' * 60000", "b''",
+        "b'a'",
+        "b'a' + bytes(7)",
+        "b'a' + bytes(9)",
+        "b'a' + b'\\xff' * 8",
+        "b'r'",
+        "b'b' + bytes(8)",
+        "b'\\x00'",
+        "b'x{}'",
+        "b'x[]'",
+        "b'x' + b'[' * 5000",
+        'b\'x{"kind": "ok", "text": ""}\'',
+        "b'M' * 60000",
+        "b''",
     ],
-)  # fmt: skip
+)
 def test_forged_packets_end_in_a_status(rack: Rack, words: str) -> None:
     """In the agent's process the socket to the host is there to be found."""
     source = f"import os\ndef act(o):\n    os.write(5, {words})\n    os._exit(0)\n"

@@ -51,9 +51,14 @@ def recorded(
     over = not game.to_move()
     outcome = game.outcome() if over else game.forfeit(result.get("forfeited", [0]))
     fields: dict[str, Any] = {
-        "winner": outcome.winner, "scores": outcome.scores, "status": "finished", "reason": outcome.reason,
-        "seats": [("ok", "")] * game.seats, "started_at": 1000.0 + clock_seed, "ended_at": 1003.5 + clock_seed,
-    }  # fmt: skip
+        "winner": outcome.winner,
+        "scores": outcome.scores,
+        "status": "finished",
+        "reason": outcome.reason,
+        "seats": [("ok", "")] * game.seats,
+        "started_at": 1000.0 + clock_seed,
+        "ended_at": 1003.5 + clock_seed,
+    }
     return recorder.finish(**{**fields, **result})
 
 
@@ -379,10 +384,22 @@ def section(head: Any, columns: bytes = b"") -> bytes:
 
 def game_head(**fields: Any) -> list[Any]:
     head: dict[str, Any] = {
-        "environment": "rps-v1", "seed": 0, "config": {}, "agents": ["a", "b"], "steps": 0, "winner": None,
-        "scores": [0.0, 0.0], "status": "finished", "seats": ["ok", "ok"], "forfeited": [], "final": b"", "checks": b"",
-        "movers": [], "order": None, "columns": [[0, 8, []], [0, 8, []]],
-    }  # fmt: skip
+        "environment": "rps-v1",
+        "seed": 0,
+        "config": {},
+        "agents": ["a", "b"],
+        "steps": 0,
+        "winner": None,
+        "scores": [0.0, 0.0],
+        "status": "finished",
+        "seats": ["ok", "ok"],
+        "forfeited": [],
+        "final": b"",
+        "checks": b"",
+        "movers": [],
+        "order": None,
+        "columns": [[0, 8, []], [0, 8, []]],
+    }
     return list({**head, **fields}.values())
 
 

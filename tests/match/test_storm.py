@@ -40,8 +40,10 @@ ENDS = {
 
 
 def spec(name: str, seed: int) -> MatchSpec:
-    players = (AgentCode(name=name, files={"agent.py": AGENTS[name].encode()}),
-               AgentCode(name="honest", files={"agent.py": HONEST.encode()}))  # fmt: skip
+    players = (
+        AgentCode(name=name, files={"agent.py": AGENTS[name].encode()}),
+        AgentCode(name="honest", files={"agent.py": HONEST.encode()}),
+    )
     clock = Clock(start_s=30, move_s=30, match_s=120)
     return MatchSpec(environment="connect_four", agents=players, seed=seed, clock=clock, record=False)
 

@@ -25,12 +25,29 @@ class Play:
 
     def __call__(self, spec: MatchSpec) -> MatchResult:
         self.asked.append(spec)
-        fine = {"agent": "a", "status": SeatStatus.OK, "reason": "", "score": 0.0, "cpu_s": 0.1, "moves": 9, "start_s": 0.1, "log": ""}  # fmt: skip
+        fine = {
+            "agent": "a",
+            "status": SeatStatus.OK,
+            "reason": "",
+            "score": 0.0,
+            "cpu_s": 0.1,
+            "moves": 9,
+            "start_s": 0.1,
+            "log": "",
+        }
         seats = tuple(SeatResult(**(fine | seat)) for seat in self.seats)
         return MatchResult(
-            match_id="", environment=spec.environment, seed=spec.seed, status=self.status, winner=None, reason="",
-            steps=9, wall_s=1.0, seats=seats, error=self.error,
-        )  # fmt: skip
+            match_id="",
+            environment=spec.environment,
+            seed=spec.seed,
+            status=self.status,
+            winner=None,
+            reason="",
+            steps=9,
+            wall_s=1.0,
+            seats=seats,
+            error=self.error,
+        )
 
 
 def refused(play: Play, environment: str = "connect_four") -> str:
@@ -82,12 +99,15 @@ def test_an_illegal_action_is_told_with_what_is_allowed() -> None:
         ({"status": SeatStatus.LOAD, "reason": "NameError: x"}, ("could not be loaded", "NameError: x")),
         ({"status": SeatStatus.TIMEOUT, "reason": "start", "moves": 0}, ("too long", "30 s to start", "5 s a move")),
         ({"status": SeatStatus.TIMEOUT, "reason": "a move", "moves": 3}, ("too long in its move 4", "5 s")),
-        ({"status": SeatStatus.CRASH, "reason": "KeyError: 1", "log": "Traceback\n  line 3"}, ("in its move 10", "KeyError: 1", "It printed:\n  Traceback\n    line 3")),
+        (
+            {"status": SeatStatus.CRASH, "reason": "KeyError: 1", "log": "Traceback\n  line 3"},
+            ("in its move 10", "KeyError: 1", "It printed:\n  Traceback\n    line 3"),
+        ),
         ({"status": SeatStatus.MEMORY, "reason": "full"}, ("512 MB",)),
         ({"status": SeatStatus.OUTPUT, "reason": "flood"}, ("8 MB", "Print less")),
         ({"status": SeatStatus.PROTOCOL, "reason": "a line that is not JSON"}, ("docs/agents.md", "not JSON")),
     ],
-)  # fmt: skip
+)
 def test_each_status_is_told_in_words(seat: dict[str, object], words: tuple[str, ...]) -> None:
     text = refused(Play(seat, {}))
     for word in words:
@@ -186,7 +206,10 @@ def points_ahead(one: dict, other: dict) -> float:
     ahead = 0.0
     for seed in range(4):
         game, seat = registry.make("pong"), seed % 2
-        acts = {player: maker["Agent"](player).act if "Agent" in maker else maker["act"] for player, maker in ((seat, one), (1 - seat, other))}  # fmt: skip
+        acts = {
+            player: maker["Agent"](player).act if "Agent" in maker else maker["act"]
+            for player, maker in ((seat, one), (1 - seat, other))
+        }
         game.reset(77 + seed // 2)
         while game.to_move():
             seen = game.observation_space(0).decode_all(game.observe(0))

@@ -52,9 +52,14 @@ def played(environment: str, *, names: Sequence[str] = (), steps: int = 10_000, 
     over = not game.to_move()
     outcome = game.outcome() if over else game.forfeit(result.get("forfeited", [0]))
     fields: dict[str, Any] = {
-        "winner": outcome.winner, "scores": outcome.scores, "status": "finished", "reason": outcome.reason,
-        "seats": [("ok", "")] * game.seats, "started_at": 1e9, "ended_at": 1e9 + 2,
-    }  # fmt: skip
+        "winner": outcome.winner,
+        "scores": outcome.scores,
+        "status": "finished",
+        "reason": outcome.reason,
+        "seats": [("ok", "")] * game.seats,
+        "started_at": 1e9,
+        "ended_at": 1e9 + 2,
+    }
     return Replay.load(recorder.finish(**{**fields, **result}))
 
 
@@ -239,9 +244,13 @@ def test_scores_actions_rewards_and_clocks_are_those_of_the_frame(browser: Brows
 
 def test_a_forfeit_is_shown_with_its_reason(browser: Browser, tmp_path: Path):
     match = played(
-        "connect_four-v1", steps=4, forfeited=[0], winner=1, scores=(-1.0, 1.0),
+        "connect_four-v1",
+        steps=4,
+        forfeited=[0],
+        winner=1,
+        scores=(-1.0, 1.0),
         seats=[("timeout", "a move took 6.1 s of CPU"), ("ok", "")],
-    )  # fmt: skip
+    )
     opened(browser, tmp_path, viewer.html(match, logs=["thinking...\n", ""]))
     browser.press("End")
     assert "timeout: a move took 6.1 s of CPU" in browser.text(".seat")
@@ -258,9 +267,15 @@ def test_a_match_without_a_result_says_so(browser: Browser, tmp_path: Path):
 
 def test_a_hostile_name_log_or_reason_is_only_text(browser: Browser, tmp_path: Path):
     match = played(
-        "connect_four-v1", names=[HOSTILE, "b"], steps=4, forfeited=[0], winner=1, scores=(-1.0, 1.0), reason=HOSTILE,
+        "connect_four-v1",
+        names=[HOSTILE, "b"],
+        steps=4,
+        forfeited=[0],
+        winner=1,
+        scores=(-1.0, 1.0),
+        reason=HOSTILE,
         seats=[("crash", HOSTILE), ("ok", "")],
-    )  # fmt: skip
+    )
     opened(browser, tmp_path, viewer.html(match, logs=[HOSTILE, HOSTILE]))
     browser.press("End")
     assert HOSTILE[:20] in browser.js("document.title")
@@ -281,17 +296,34 @@ def test_frames_can_be_appended_while_a_match_runs(browser: Browser, tmp_path: P
     match = played("tictactoe-v1")
     frames = list(match.frames())
     data = {
-        "match": {"environment": "tictactoe-v1", "game": "tictactoe", "title": "Tic-tac-toe", "seed": None, "match_id": "m1",
-                  "status": None, "reason": "", "winner": None, "scores": None, "steps": None},
+        "match": {
+            "environment": "tictactoe-v1",
+            "game": "tictactoe",
+            "title": "Tic-tac-toe",
+            "seed": None,
+            "match_id": "m1",
+            "status": None,
+            "reason": "",
+            "winner": None,
+            "scores": None,
+            "steps": None,
+        },
         "seats": [{"name": name, "status": "ok", "reason": ""} for name in match.agents],
-        "frames": [], "stride": 1, "logs": None,
-    }  # fmt: skip
+        "frames": [],
+        "stride": 1,
+        "logs": None,
+    }
     opened(browser, tmp_path, viewer.page(data))
     for frame in frames:
         event = {
-            "type": "step", "step": frame.number, "actions": frame.actions, "rewards": frame.rewards, "view": frame.view,
-            "text": frame.text, "clocks": [{"cpu_s": 0.002, "bank_s": 0.0, "moves": 1}] * 2,
-        }  # fmt: skip
+            "type": "step",
+            "step": frame.number,
+            "actions": frame.actions,
+            "rewards": frame.rewards,
+            "view": frame.view,
+            "text": frame.text,
+            "clocks": [{"cpu_s": 0.002, "bank_s": 0.0, "moves": 1}] * 2,
+        }
         browser.js(f"harena.append({json.dumps(event)})")
     assert browser.js("harena.frame()") == match.steps
     assert browser.text("#result") == ""

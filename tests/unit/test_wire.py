@@ -31,9 +31,20 @@ json_values = st.recursive(
 )
 json_objects = st.dictionaries(st.text(), json_values, max_size=5)
 dones = st.builds(
-    wire.Done, st.sampled_from(sorted(wire.Ended)), i32, u32, i32, u64, u64, u64, u64, u32,
-    st.binary(max_size=50), st.binary(max_size=50), st.binary(max_size=50),
-)  # fmt: skip
+    wire.Done,
+    st.sampled_from(sorted(wire.Ended)),
+    i32,
+    u32,
+    i32,
+    u64,
+    u64,
+    u64,
+    u64,
+    u32,
+    st.binary(max_size=50),
+    st.binary(max_size=50),
+    st.binary(max_size=50),
+)
 
 
 def encode(frame: wire.Frame) -> bytes:
@@ -243,14 +254,29 @@ def answer(text: bytes) -> bytes:
 @pytest.mark.parametrize(
     "text",
     [
-        b"NaN", b'{"a": NaN}', b'{"a": [Infinity]}', b'{"a": -Infinity}',
-        b'{"a": 1, "a": 2}', b'{"a": {"b": 1, "b": 1}}',
-        b'{"a": ' + b"1" * 4001 + b"}", b'{"a": -' + b"1" * 5000 + b"}",
-        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"a":' * 50_000,
-        b"[]", b'"text"', b"null", b"1", b"", b"{", b'{"a": 1} x', b"\xff\xfe", b'{"a": "\x00"}', b"{'a': 1}",
+        b"NaN",
+        b'{"a": NaN}',
+        b'{"a": [Infinity]}',
+        b'{"a": -Infinity}',
+        b'{"a": 1, "a": 2}',
+        b'{"a": {"b": 1, "b": 1}}',
+        b'{"a": ' + b"1" * 4001 + b"}",
+        b'{"a": -' + b"1" * 5000 + b"}",
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' * 50_000,
+        b"[]",
+        b'"text"',
+        b"null",
+        b"1",
+        b"",
+        b"{",
+        b'{"a": 1} x',
+        b"\xff\xfe",
+        b'{"a": "\x00"}',
+        b"{'a': 1}",
     ],
     ids=lambda text: repr(text[:20]),
-)  # fmt: skip
+)
 def test_answer_that_is_no_strict_json_object_is_refused(text: bytes) -> None:
     with pytest.raises(WireError):
         wire.parse_answer(answer(text))
@@ -270,11 +296,14 @@ def test_answer_with_too_much_json_is_refused() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        b"[" + b"[]," * 1_000_000 + b"1]", b"{" + b'"a":1,' * 600_000 + b'"b":1}', b"[" * 201 + b"]" * 201,
-        b"[" + b'[{"a":' * 150 + b"1" + b"}]" * 150 + b"]", b'["' + b'\\"' * 100 + b'"' + b",[]" * 1_000_000 + b"]",
+        b"[" + b"[]," * 1_000_000 + b"1]",
+        b"{" + b'"a":1,' * 600_000 + b'"b":1}',
+        b"[" * 201 + b"]" * 201,
+        b"[" + b'[{"a":' * 150 + b"1" + b"}]" * 150 + b"]",
+        b'["' + b'\\"' * 100 + b'"' + b",[]" * 1_000_000 + b"]",
     ],
     ids=["items", "keys", "levels", "mixed levels", "behind a string"],
-)  # fmt: skip
+)
 def test_json_of_too_many_items_or_levels_is_refused_before_any_is_made(text: bytes) -> None:
     tracemalloc.start()
     try:
@@ -351,9 +380,16 @@ def test_spawn_has_the_layout_of_the_native_side(
 ) -> None:
     """Read back as native/serve.c does: the fixed part, then strings, folder, stdin and payload by their lengths."""
     spawn = wire.Spawn(
-        kind=wire.Kind.EXEC, flags=wire.Flag.CAPTURE, argv=tuple(argv), env=tuple(env), cwd=cwd, stdin=stdin,
-        payload=payload, wall_ns=wall_ns, processes=processes,
-    )  # fmt: skip
+        kind=wire.Kind.EXEC,
+        flags=wire.Flag.CAPTURE,
+        argv=tuple(argv),
+        env=tuple(env),
+        cwd=cwd,
+        stdin=stdin,
+        payload=payload,
+        wall_ns=wall_ns,
+        processes=processes,
+    )
     body = spawn.encode()
     fixed = wire.SPAWN.unpack_from(body)
     argc, envc, strings_len, cwd_len, stdin_len, payload_len = fixed[13:19]

@@ -89,9 +89,13 @@ class Site:
 def running(folder: Path):
     """Two environments with agents in both, and the first games played."""
     settings = Settings(
-        data=folder, database_url=f"sqlite:///{folder}/arena.db", secret_key=b"only for tests " * 3, workers=1,
-        anonymous_submit=True, quota=Quota(per_day=None, at_once=None),
-    )  # fmt: skip
+        data=folder,
+        database_url=f"sqlite:///{folder}/arena.db",
+        secret_key=b"only for tests " * 3,
+        workers=1,
+        anonymous_submit=True,
+        quota=Quota(per_day=None, at_once=None),
+    )
     with Arena(settings) as arena, Site(arena) as site:
         text = {"summary": "A pole on a cart.", "rules": "Keep it up.", "sample_agent": BALANCE}
         arena.put_environment(ENV, settings={"title": "CartPole", "episodes": 3, "practice_episodes": 2, **text})

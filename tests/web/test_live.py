@@ -10,7 +10,7 @@ from arenas import ENV, LADDER, SLOW, Site
 
 import busy
 from harena.arena.db.models import Event, Kind
-from harena.arena.db.records import Outcome
+from harena.arena.db.records import EvaluationOutcome
 
 WATCH = """(() => {
   window.seen = {};
@@ -40,7 +40,7 @@ def test_a_stored_result_is_in_an_open_board_within_half_a_second(browser, site)
             name = f"Seen {number}"
             submission_id = ready_to_rank(site.arena.store, name)
             time.sleep(0.3)  # the page has taken in that it was queued
-            outcome = Outcome(score=100.0 + number, low=90.0, high=110.0 + number)
+            outcome = EvaluationOutcome(score=100.0 + number, low=90.0, high=110.0 + number)
             site.arena.store.submissions.rank(submission_id, outcome)
             stored_at = time.time() * 1000
             took_ms.append(browser.until(f"window.seen['{name} v1']") - stored_at)
@@ -54,7 +54,7 @@ def test_the_front_page_follows_its_boards_and_keeps_what_did_not_change(browser
     row = f"document.querySelector('[data-env=\"{LADDER}\"] tbody tr')"
     browser.js(f"{row}.here = true")
     submission_id = ready_to_rank(site.arena.store, "On the front page")
-    site.arena.store.submissions.rank(submission_id, Outcome(score=499.0, low=498.0, high=500.0))
+    site.arena.store.submissions.rank(submission_id, EvaluationOutcome(score=499.0, low=498.0, high=500.0))
     browser.until_text("On the front page", f'[data-env="{ENV}"]')
     assert browser.js(f"{row}.here") is True
 
@@ -65,7 +65,7 @@ def test_the_focus_stays_on_a_row_that_is_drawn_again(browser, site):
     browser.js("document.querySelector('#board tbody a').focus()")
     before = browser.js("document.activeElement.href")
     submission_id = ready_to_rank(site.arena.store, "Widens the scale")
-    site.arena.store.submissions.rank(submission_id, Outcome(score=1.0, low=-900.0, high=2.0))
+    site.arena.store.submissions.rank(submission_id, EvaluationOutcome(score=1.0, low=-900.0, high=2.0))
     browser.until_text("Widens the scale", "#board")
     assert browser.js("document.activeElement.href") == before
 
@@ -77,7 +77,7 @@ def test_a_lost_connection_is_said_and_what_was_missed_is_made_up_for(browser, s
         browser.until_text("Live", "#live")
     browser.until_text("Reconnecting", "#live")
     submission_id = ready_to_rank(site.arena.store, "While nobody heard")
-    site.arena.store.submissions.rank(submission_id, Outcome(score=77.0, low=76.0, high=78.0))
+    site.arena.store.submissions.rank(submission_id, EvaluationOutcome(score=77.0, low=76.0, high=78.0))
     with Site(site.arena, first.port):
         browser.until_text("Live", "#live", 20)
         browser.until_text("While nobody heard", "#board")

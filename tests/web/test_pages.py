@@ -7,7 +7,7 @@ from arenas import ENV, LADDER
 from driver import DESKTOP, PHONE
 
 from harena.arena.db.models import Event, Kind, Scope
-from harena.arena.db.records import Outcome
+from harena.arena.db.records import EvaluationOutcome
 
 
 @pytest.fixture(scope="module")
@@ -15,18 +15,30 @@ def pages(site):
     ladder = site.get(f"/v1/boards?env_id={LADDER}")["entries"][0]["submission_id"]
     scored = site.get(f"/v1/boards?env_id={ENV}")["entries"][0]
     match = site.get(f"/v1/matches?env_id={LADDER}&state=finished")["matches"][0]["id"]
-    cups = [site.arena.tournaments.create(LADDER, f"Cup {kind}", kind, top=3, games=1) for kind in
-            ("round-robin", "swiss", "elimination", "double-elimination")]  # fmt: skip
+    cups = [
+        site.arena.tournaments.create(LADDER, f"Cup {kind}", kind, top=3, games=1)
+        for kind in ("round-robin", "swiss", "elimination", "double-elimination")
+    ]
     site.arena.matchmaker.wake()
     site.wait(lambda: all(site.arena.tournaments.get(cup.id).state.value == "finished" for cup in cups))
     agent = f"/agent?owner={scored['owner']}&algorithm={scored['algorithm']}&env_id={ENV}"
     season = site.arena.store.seasons.live(ENV).id
     tabs = ("environments", "seasons", "tournaments", "queue", "benched", "owners", "keys")
     return [
-        "/", f"/env/{ENV}", f"/env/{LADDER}", "/submit", f"/submission/{scored['submission_id']}",
-        f"/submission/{ladder}", agent, f"/match/{match}", *(f"/tournament/{cup.id}" for cup in cups),
-        f"/seasons/{season}", "/login", *(f"/admin?tab={tab}" for tab in tabs), "/docs",
-    ]  # fmt: skip
+        "/",
+        f"/env/{ENV}",
+        f"/env/{LADDER}",
+        "/submit",
+        f"/submission/{scored['submission_id']}",
+        f"/submission/{ladder}",
+        agent,
+        f"/match/{match}",
+        *(f"/tournament/{cup.id}" for cup in cups),
+        f"/seasons/{season}",
+        "/login",
+        *(f"/admin?tab={tab}" for tab in tabs),
+        "/docs",
+    ]
 
 
 def logged_in(browser, site):
@@ -174,7 +186,7 @@ def ranked_as(store, env_id, algorithm, score):
     store.submissions.check(made.id, Kind.VERIFIED)
     store.submissions.move(made.id, Event.QUEUE)
     store.submissions.move(made.id, Event.START)
-    store.submissions.rank(made.id, Outcome(score=score, low=score - 1, high=score + 1))
+    store.submissions.rank(made.id, EvaluationOutcome(score=score, low=score - 1, high=score + 1))
 
 
 def test_a_match_shows_its_replay_which_plays(browser, site):

@@ -15,7 +15,7 @@ from harena.api import auth, errors, pages
 from harena.api.auth import Sessions
 from harena.api.boards import Boards
 from harena.api.context import Api
-from harena.api.limits import Limits
+from harena.api.limits import RequestLimits
 from harena.api.live import Live
 from harena.api.metrics import Metrics
 from harena.api.middleware import LOOPBACK_NAMES, Gate
@@ -64,14 +64,14 @@ def create_app(
     *,
     loopback: bool,
     allowed_hosts: Collection[str] | None = None,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """`loopback`: served on this machine only; then nobody submits without a key from elsewhere, whatever stands in
     front. `allowed_hosts`: names beside localhost and numbers; "*" for any. `clock` is that of the rate limits. The
     arena is started and stopped by the caller; `app.state.api.live.close()` ends open streams and belongs at the
     beginning of a stop."""
-    limits = limits or Limits()
+    limits = limits or RequestLimits()
     metrics = Metrics(lambda: ((kind, state.value, n) for (kind, state), n in arena.queue.counts().items()))
     arena.submissions.observers.append(metrics.evaluated)
     queries = Queries(arena.store)

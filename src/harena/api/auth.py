@@ -137,9 +137,11 @@ def _from_cookie(request: Request, api: Api) -> Principal | None:
     csrf = api.sessions.csrf(cookie)
     if unsafe and not hmac.compare_digest(csrf.encode(), (shown or "").encode("utf-8", "replace")):
         raise ApiError(
-            403, "csrf", "the request lacks the session's CSRF token",
+            403,
+            "csrf",
+            "the request lacks the session's CSRF token",
             hint="send the value of `csrf` of GET /v1/me as X-CSRF-Token, or use a key in a header",
-        )  # fmt: skip
+        )
     return Principal(key=key, via="cookie", csrf=csrf, client_id=_client_id(request))
 
 
@@ -241,9 +243,11 @@ def sender(api: Api, found: Principal, *, user_id: str, client_id: str | None, l
     owner = user_id or ANONYMOUS
     if unseen(owner) is not None or owner != owner.strip() or has_mark(owner):
         raise ApiError(
-            422, "invalid", "user_id is a name in printable characters, without a mark such as #0123abcd at its end",
+            422,
+            "invalid",
+            "user_id is a name in printable characters, without a mark such as #0123abcd at its end",
             hint="leave out what cannot be seen",
-        )  # fmt: skip
+        )
     if _looks(owner) in {_looks(name) for name in api.queries.keyed_names()}:
         raise _unauthorized(
             f"the name {owner[:80]!r} belongs to the owner of a key", hint="send the key, or another name"
@@ -259,7 +263,7 @@ def _looks(name: str) -> str:
 def set_cookie(response: Response, value: str, *, secure: bool) -> None:
     response.set_cookie(
         COOKIE, value, max_age=int(SESSION_S), path="/", httponly=True, samesite="strict", secure=secure
-    )  # fmt: skip
+    )
 
 
 def clear_cookie(response: Response, *, secure: bool) -> None:

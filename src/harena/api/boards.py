@@ -20,7 +20,7 @@ from harena.api.metrics import Metrics
 from harena.api.queries import Queries
 from harena.arena.arena import Arena
 from harena.arena.db.environments import Environment
-from harena.arena.db.models import Board, Kind, NotFound
+from harena.arena.db.models import BoardKind, Kind, NotFound
 from harena.arena.db.records import Filter, Sort
 from harena.arena.db.seasons import Season
 from harena.arena.seasons import finals
@@ -34,7 +34,7 @@ MAX_KEPT = 500
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     env_id: str
-    board: Board | None = None
+    board: BoardKind | None = None
     """None: the one that the environment is about."""
     season_id: int | None = None
     where: Filter = field(default_factory=Filter)
@@ -44,7 +44,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class BoardPage:
     body: bytes
     etag: str
     env_id: str
@@ -59,12 +59,12 @@ class Boards:
         self._store = arena.store
         self._queries = queries
         self._metrics = metrics
-        self._kept: OrderedDict[tuple[str, bytes], Page] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, bytes], BoardPage] = OrderedDict()
         self._lock = threading.Lock()
 
     # ---- the cache ----
 
-    def kept(self, path: str, query: bytes) -> Page | None:
+    def kept(self, path: str, query: bytes) -> BoardPage | None:
         """Costs no more than a look. By the query as it was sent."""
         page = self._kept.get((path, query))
         if page is None or page.version != self._version(page.env_id) or time.monotonic() > page.until:
@@ -72,7 +72,7 @@ class Boards:
         self._metrics.board_queries.labels(page.env_id, page.sort).inc()
         return page
 
-    def keep(self, path: str, query: bytes, page: Page) -> None:
+    def keep(self, path: str, query: bytes, page: BoardPage) -> None:
         with self._lock:
             self._kept[path, query] = page
             self._kept.move_to_end((path, query))
@@ -84,7 +84,7 @@ class Boards:
         with self._lock:
             self._kept.clear()
 
-    def page(self, ask: Ask, *, contract: bool = False) -> Page:
+    def page(self, ask: Ask, *, contract: bool = False) -> BoardPage:
         began = time.perf_counter()
         version = self._version(ask.env_id)
         shape = self.read(ask)
@@ -95,10 +95,14 @@ class Boards:
         self._metrics.board_queries.labels(ask.env_id, ask.sort.value).inc()
         self._metrics.board_duration.observe(time.perf_counter() - began)
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        return Page(
-            body=body, etag=etag, env_id=ask.env_id, sort=ask.sort.value, version=version,
+        return BoardPage(
+            body=body,
+            etag=etag,
+            env_id=ask.env_id,
+            sort=ask.sort.value,
+            version=version,
             until=time.monotonic() + KEEP_S,
-        )  # fmt: skip
+        )
 
     def _version(self, env_id: str) -> int:
         return self._arena.hub.version(f"board:{env_id}")
@@ -107,23 +111,29 @@ class Boards:
 
     def read(self, ask: Ask) -> views.Shape:
         env = self._store.environments.get(ask.env_id)
-        which = ask.board or Board(views.default_board(env.kind))
+        which = ask.board or BoardKind(views.default_board(env.kind))
         season = self._season(env, ask.season_id)
         live = season is None or season.ended_at is None
-        if which is Board.LADDER or not live:
+        if which is BoardKind.LADDER or not live:
             total, entries = self._standings(ask, which, season)
         else:
             total, entries = self._scores(ask, Kind(which.value))
         return {
-            "env_id": env.env_id, "board": which.value, "season": season and self.season(season), "total": total,
-            "live": live, "entries": entries,
-        }  # fmt: skip
+            "env_id": env.env_id,
+            "board": which.value,
+            "season": season and self.season(season),
+            "total": total,
+            "live": live,
+            "entries": entries,
+        }
 
     def season(self, of: Season) -> views.Shape:
         return views.season(
-            of, secret=self._store.seasons.secret(of.id), final_secret=self._store.seasons.final_secret(of.id),
+            of,
+            secret=self._store.seasons.secret(of.id),
+            final_secret=self._store.seasons.final_secret(of.id),
             finals=finals.progress(self._store, of.id),
-        )  # fmt: skip
+        )
 
     def _season(self, env: Environment, season_id: int | None) -> Season | None:
         if season_id is None:
@@ -137,7 +147,7 @@ class Boards:
         where, sort = ask.where, ask.sort
         found = self._store.boards.top(
             ask.env_id, kind=kind, where=where, sort=sort, limit=ask.limit, offset=ask.offset
-        )  # fmt: skip
+        )
         listed = self._queries.listed([entry.submission_id for entry in found])
         ranks = self._ranks(ask, kind, [entry.score for entry in found])
         season = self._store.seasons.live(ask.env_id) if kind is Kind.VERIFIED else None
@@ -165,14 +175,12 @@ class Boards:
         first = 1 + self._queries.board_above(ask.env_id, kind, scores[0]) if above else 1
         return shared_ranks(scores, above, first)
 
-    def _standings(self, ask: Ask, which: Board, season: Season | None) -> tuple[int, list[views.Shape]]:
+    def _standings(self, ask: Ask, which: BoardKind, season: Season | None) -> tuple[int, list[views.Shape]]:
         if season is None:
             return 0, []
         chosen: dict[str, Any] = {"board": which, "season_id": season.id, "where": ask.where}
-        lines = self._arena.standings.standings(
-            ask.env_id, **chosen, sort=ask.sort, limit=ask.limit, offset=ask.offset
-        )  # fmt: skip
-        ladder = which is Board.LADDER
+        lines = self._arena.standings.standings(ask.env_id, **chosen, sort=ask.sort, limit=ask.limit, offset=ask.offset)
+        ladder = which is BoardKind.LADDER
         sparks = self._arena.standings.spark([line.submission_id for line in lines]) if ladder else {}
         entries = [views.standing(line, sparks.get(line.submission_id, [])) for line in lines]
         return self._arena.standings.count(ask.env_id, **chosen), entries

@@ -71,13 +71,20 @@ def _up(args: argparse.Namespace) -> int:
             raise
         raise BackendUnavailable(f"`harena up` needs {error.name}: pip install 'harena[arena]'") from error
     return server.up(
-        server.Options(
-            host=args.host, port=args.port, ui_port=args.ui_port, grpc_port=args.grpc_port,
-            metrics_port=args.metrics_port, data=args.data or data_folder(), demo=args.demo,
-            anonymous_submit=args.anonymous, allowed_hosts=tuple(args.allow_host), proxy=args.proxy,
+        server.ServerOptions(
+            host=args.host,
+            port=args.port,
+            ui_port=args.ui_port,
+            grpc_port=args.grpc_port,
+            metrics_port=args.metrics_port,
+            data=args.data or data_folder(),
+            demo=args.demo,
+            anonymous_submit=args.anonymous,
+            allowed_hosts=tuple(args.allow_host),
+            proxy=args.proxy,
             json_logs=args.json_logs,
         )
-    )  # fmt: skip
+    )
 
 
 def _port(text: str) -> int:

@@ -12,7 +12,7 @@ import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
 
-from harena.api.limits import Limits
+from harena.api.limits import RequestLimits
 from harena.api.metrics import Metrics
 from harena.api.queries import Queries
 from harena.api.replays import Replays
@@ -31,7 +31,7 @@ class Api:
     arena: Arena
     loopback: bool
     """Served on this machine's loopback only."""
-    limits: Limits
+    limits: RequestLimits
     metrics: Metrics
     queries: Queries
     sessions: Sessions

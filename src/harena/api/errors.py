@@ -43,7 +43,7 @@ class ApiError(HTTPException):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ErrorAnswer:
     status: int
     code: str
     hint: str = ""
@@ -52,27 +52,27 @@ class Answer:
     """Whether the error's own words are for the client."""
 
 
-INTERNAL = Answer(500, "internal", "tell the host, with the request id", told=False)
-KNOWN: dict[type[Exception], Answer] = {
-    models.NotFound: Answer(404, "not_found", "check the id, or look at the lists under /v1"),
-    models.Conflict: Answer(409, "conflict", "read it again, then decide"),
-    models.IllegalTransition: Answer(409, "illegal_state", "read its state again"),
-    models.QuotaExceeded: Answer(429, "quota_exceeded", "GET /v1/me shows what is left", {"Retry-After": "60"}),
-    models.ScopeMissing: Answer(403, "scope_missing", "ask the host for a key that has it"),
-    models.KeyRefused: Answer(401, "key_refused", "ask the host for a key", {"WWW-Authenticate": "Bearer"}),
-    models.LeaseLost: Answer(409, "conflict", "read it again, then decide"),
-    models.Busy: Answer(503, "busy", "try again in a minute", {"Retry-After": "60"}),
-    models.StoreError: Answer(503, "unavailable", "try again in a few seconds", {"Retry-After": "5"}, told=False),
-    intake.IntakeError: Answer(422, "upload_refused", "change what the sentence names and send it again"),
-    files.FileMissing: Answer(404, "not_found", "it is no longer kept"),
-    files.FileTooLarge: Answer(413, "too_large", "send less"),
+INTERNAL = ErrorAnswer(500, "internal", "tell the host, with the request id", told=False)
+KNOWN: dict[type[Exception], ErrorAnswer] = {
+    models.NotFound: ErrorAnswer(404, "not_found", "check the id, or look at the lists under /v1"),
+    models.Conflict: ErrorAnswer(409, "conflict", "read it again, then decide"),
+    models.IllegalTransition: ErrorAnswer(409, "illegal_state", "read its state again"),
+    models.QuotaExceeded: ErrorAnswer(429, "quota_exceeded", "GET /v1/me shows what is left", {"Retry-After": "60"}),
+    models.ScopeMissing: ErrorAnswer(403, "scope_missing", "ask the host for a key that has it"),
+    models.KeyRefused: ErrorAnswer(401, "key_refused", "ask the host for a key", {"WWW-Authenticate": "Bearer"}),
+    models.LeaseLost: ErrorAnswer(409, "conflict", "read it again, then decide"),
+    models.Busy: ErrorAnswer(503, "busy", "try again in a minute", {"Retry-After": "60"}),
+    models.StoreError: ErrorAnswer(503, "unavailable", "try again in a few seconds", {"Retry-After": "5"}, told=False),
+    intake.IntakeError: ErrorAnswer(422, "upload_refused", "change what the sentence names and send it again"),
+    files.FileMissing: ErrorAnswer(404, "not_found", "it is no longer kept"),
+    files.FileTooLarge: ErrorAnswer(413, "too_large", "send less"),
     files.FileDamaged: INTERNAL,
-    registry.UnknownGame: Answer(422, "unknown_environment", "`harena envs` lists what is installed"),
+    registry.UnknownGame: ErrorAnswer(422, "unknown_environment", "`harena envs` lists what is installed"),
     replay_format.ReplayError: INTERNAL,
-    base.SpecError: Answer(422, "invalid", "see /docs for what is accepted"),
-    base.IsolationUnavailable: Answer(503, "unavailable", "the host runs `harena doctor`", told=False),
-    base.BackendUnavailable: Answer(503, "unavailable", "tell the host", told=False),
-    base.BoxError: Answer(503, "unavailable", "try again in a few seconds", {"Retry-After": "5"}, told=False),
+    base.SpecError: ErrorAnswer(422, "invalid", "see /docs for what is accepted"),
+    base.IsolationUnavailable: ErrorAnswer(503, "unavailable", "the host runs `harena doctor`", told=False),
+    base.BackendUnavailable: ErrorAnswer(503, "unavailable", "tell the host", told=False),
+    base.BoxError: ErrorAnswer(503, "unavailable", "try again in a few seconds", {"Retry-After": "5"}, told=False),
     base.WireError: INTERNAL,
     base.BoxFileError: INTERNAL,
     base.HarenaError: INTERNAL,
@@ -92,7 +92,7 @@ def not_found(what: str) -> ApiError:
     return ApiError(404, "not_found", what, hint="check the id, or look at the lists under /v1")
 
 
-def answer_of(error: BaseException) -> Answer:
+def answer_of(error: BaseException) -> ErrorAnswer:
     for parent in type(error).__mro__:
         if parent in KNOWN:
             return KNOWN[parent]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import grpc
 
-from harena.api.limits import Buckets, Limits, Rate, address_of
+from harena.api.limits import Buckets, Rate, RequestLimits, address_of
 from harena.arena.db.keys import Key
 from harena.arena.db.models import KeyRefused, Scope
 from harena.arena.db.store import Store
@@ -30,13 +30,18 @@ HOST = "host"
 NEEDS_KEY = "this needs an arena's key with the scope {!r}: send the metadata `authorization: Bearer hrn_…`"
 
 
-class Keys:
+class KeyDoor:
     """A `Door` of harena.match.executor.server."""
 
     def __init__(
-        self, store: Store, settings: Settings, limits: Limits, *, token: str = "",
+        self,
+        store: Store,
+        settings: Settings,
+        limits: RequestLimits,
+        *,
+        token: str = "",
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`token`: executor.auth_token, taken as well where the host has set one."""
         self._store = store
         self._settings = settings

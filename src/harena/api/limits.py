@@ -23,7 +23,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RequestLimits:
     read: Rate = Rate(per_s=50, burst=300)
     write: Rate = Rate(per_s=10, burst=60)
     upload: Rate = Rate(per_s=1, burst=20)

@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from harena.api import views
 from harena.api.errors import ApiError
-from harena.api.limits import Limits
+from harena.api.limits import RequestLimits
 from harena.api.metrics import Metrics
 from harena.arena.arena import Arena
 from harena.arena.db.events import EventNotice
@@ -38,7 +38,7 @@ RESET_EVENT = b"event: reset\ndata: {}\n\n"
 LOOK_S = 1.0
 
 
-class Stream:
+class ClientStream:
     """What waits to be sent to one client. Filled from any thread, emptied by the loop it was made in."""
 
     def __init__(self, topics: Collection[str]) -> None:
@@ -82,13 +82,13 @@ class Stream:
 class Live:
     """The open streams of one app."""
 
-    def __init__(self, arena: Arena, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, arena: Arena, limits: RequestLimits, metrics: Metrics) -> None:
         self._arena = arena
         self._limits = limits
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._streams: dict[str, set[Stream]] = {}
-        self._open: set[Stream] = set()
+        self._streams: dict[str, set[ClientStream]] = {}
+        self._open: set[ClientStream] = set()
         self._of_address: Counter[str] = Counter()
         self._watches: dict[str, _Watch] = {}
         self._closed = False
@@ -104,9 +104,9 @@ class Live:
             stream.close()
 
     @contextlib.contextmanager
-    def opened(self, topics: Collection[str], address: str) -> Generator[Stream]:
+    def opened(self, topics: Collection[str], address: str) -> Generator[ClientStream]:
         """A stream for as long as the block lasts. Raises ApiError when there are too many."""
-        stream = Stream(topics)
+        stream = ClientStream(topics)
         with self._lock:
             self._check(address)
             self._open.add(stream)
@@ -135,9 +135,12 @@ class Live:
         limits = self._limits
         if len(self._open) >= limits.streams or self._of_address[address] >= limits.streams_per_address:
             raise ApiError(
-                429, "too_many_streams", "too many open event streams", hint="close some, or poll instead",
+                429,
+                "too_many_streams",
+                "too many open event streams",
+                hint="close some, or poll instead",
                 headers={"Retry-After": "10"},
-            )  # fmt: skip
+            )
 
     def _told(self, notice: EventNotice) -> None:
         """By the hub's thread."""
@@ -192,7 +195,7 @@ class Live:
             finally:
                 watch.leave(stream)
 
-    def _watch(self, match_id: str, stream: Stream) -> _Watch:
+    def _watch(self, match_id: str, stream: ClientStream) -> _Watch:
         with self._lock:
             watch = self._watches.get(match_id)
             if watch is None or not watch.join(stream):
@@ -219,13 +222,13 @@ class _Watch:
         self._ended = ended
         self._lock = threading.Lock()
         self._frames: deque[bytes] = deque(maxlen=MAX_FRAMES)
-        self._viewers: set[Stream] = set()
+        self._viewers: set[ClientStream] = set()
         self._over = False
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="harena-watch", daemon=True).start()
 
-    def join(self, stream: Stream) -> bool:
+    def join(self, stream: ClientStream) -> bool:
         """Whether it still runs. The newcomer gets what the others have seen."""
         with self._lock:
             if self._over:
@@ -235,7 +238,7 @@ class _Watch:
                 stream.put(b"".join(self._frames))
             return True
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: ClientStream) -> None:
         with self._lock:
             self._viewers.discard(stream)
 

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harena.api import errors
 from harena.api.errors import ApiError
-from harena.api.limits import Buckets, Limits, Rate, address_of
+from harena.api.limits import Buckets, Rate, RequestLimits, address_of
 from harena.api.metrics import Metrics
 
 ACCESS = logging.getLogger("harena.api.access")
@@ -98,7 +98,7 @@ class Gate:
         app: ASGIApp,
         *,
         hosts: Collection[str],
-        limits: Limits,
+        limits: RequestLimits,
         max_upload_bytes: int,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
@@ -136,9 +136,11 @@ class Gate:
         headers, unsafe = exchange.headers, exchange.method not in SAFE
         if not self.hosts.allows(headers.get(b"host", b"").decode("latin-1")):
             raise ApiError(
-                421, "unknown_host", "this server does not answer to that host name",
+                421,
+                "unknown_host",
+                "this server does not answer to that host name",
                 hint="use localhost or the address, or let the host add the name with --allow-host",
-            )  # fmt: skip
+            )
         if unsafe:
             _check_site(headers)
         self._check_rate(scope, exchange)
@@ -153,9 +155,12 @@ class Gate:
             self.metrics.limited.inc()
             seconds = str(max(1, math.ceil(wait_s)))
             raise ApiError(
-                429, "too_many_requests", "this address asks too often", hint=f"try again in {seconds} s",
+                429,
+                "too_many_requests",
+                "this address asks too often",
+                hint=f"try again in {seconds} s",
                 headers={"Retry-After": seconds},
-            )  # fmt: skip
+            )
 
     def _address(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[str, bool]:
         client = scope.get("client")
@@ -191,10 +196,14 @@ class Gate:
         self.metrics.request_duration.labels(route).observe(took_s)
         if ACCESS.isEnabledFor(logging.INFO):
             line = {
-                "request_id": exchange.request_id, "method": exchange.method, "path": scope["path"][:500],
-                "status": exchange.status, "ms": round(took_s * 1000, 3), "client": scope["state"].get("address", ""),
+                "request_id": exchange.request_id,
+                "method": exchange.method,
+                "path": scope["path"][:500],
+                "status": exchange.status,
+                "ms": round(took_s * 1000, 3),
+                "client": scope["state"].get("address", ""),
                 "owner": scope["state"].get("owner"),
-            }  # fmt: skip
+            }
             ACCESS.info("request", extra=line | ({"cut": True} if exchange.failed else {}))
 
 
@@ -256,7 +265,7 @@ class _Exchange:
 class _Body:
     """A request's body, counted and timed as it comes."""
 
-    def __init__(self, receive: Receive, max_bytes: int, limits: Limits) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, limits: RequestLimits) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._limits = limits
@@ -274,9 +283,12 @@ class _Body:
                 message = await self._receive()
         except TimeoutError:
             raise ApiError(
-                408, "too_slow", "the request's body came too slowly", hint="try again on a better connection",
+                408,
+                "too_slow",
+                "the request's body came too slowly",
+                hint="try again on a better connection",
                 headers={"Connection": "close"},
-            ) from None  # fmt: skip
+            ) from None
         if message["type"] == "http.request":
             self._received += len(message.get("body", b""))
             self.complete = not message.get("more_body", False)
@@ -299,6 +311,9 @@ class _Body:
 
     def too_large(self) -> ApiError:
         return ApiError(
-            413, "too_large", f"the request has more than {self._max_bytes} bytes", hint="send less",
+            413,
+            "too_large",
+            f"the request has more than {self._max_bytes} bytes",
+            hint="send less",
             headers={"Connection": "close"},
-        )  # fmt: skip
+        )

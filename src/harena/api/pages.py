@@ -18,15 +18,32 @@ from harena.api.middleware import PAGE_CSP
 router = APIRouter(include_in_schema=False)
 
 TYPES = {
-    "html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
-    "mjs": "text/javascript; charset=utf-8", "json": "application/json", "svg": "image/svg+xml", "png": "image/png",
-    "ico": "image/x-icon", "woff2": "font/woff2", "txt": "text/plain; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "mjs": "text/javascript; charset=utf-8",
+    "json": "application/json",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "ico": "image/x-icon",
+    "woff2": "font/woff2",
+    "txt": "text/plain; charset=utf-8",
     "webmanifest": "application/manifest+json",
-}  # fmt: skip
+}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.([a-z0-9]+)", re.ASCII)
 MAX_NAME = 100
-PAGES = ("/", "/env/{rest:path}", "/agent", "/submission/{rest:path}", "/match/{rest:path}", "/tournament/{rest:path}",
-         "/submit", "/login", "/admin", "/seasons/{rest:path}")  # fmt: skip
+PAGES = (
+    "/",
+    "/env/{rest:path}",
+    "/agent",
+    "/submission/{rest:path}",
+    "/match/{rest:path}",
+    "/tournament/{rest:path}",
+    "/submit",
+    "/login",
+    "/admin",
+    "/seasons/{rest:path}",
+)
 
 
 @dataclass(frozen=True, slots=True)

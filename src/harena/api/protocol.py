@@ -15,17 +15,17 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from harena.api.limits import Limits, address_of
+from harena.api.limits import RequestLimits, address_of
 
 
-class Refused(Exception):
+class HeadRefused(Exception):
     """Raised inside the parser, which then gives up the connection."""
 
 
 class Connections:
     """The open connections of one server, by address. All of it happens in the thread of the event loop."""
 
-    def __init__(self, limits: Limits, *, proxy: str = "") -> None:
+    def __init__(self, limits: RequestLimits, *, proxy: str = "") -> None:
         """`proxy` speaks for many clients and is counted in the total only."""
         self.limits = limits
         # Half of the descriptors are for databases, boxes and files.
@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
     def _check(self, right: bool, status: int, why: str) -> None:
         if not right:
             self._refusal = status, why
-            raise Refused(why)
+            raise HeadRefused(why)
 
     def _refuse(self, status: int, why: str) -> None:
         head = STATUS_LINE[status] + b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
@@ -187,7 +187,7 @@ class Connection(HttpToolsProtocol):
             timer.cancel()
 
 
-def guarded(limits: Limits, *, proxy: str = "") -> dict[str, Any]:
+def guarded(limits: RequestLimits, *, proxy: str = "") -> dict[str, Any]:
     """What uvicorn's Config takes so that its connections have these limits."""
     shared = Connections(limits, proxy=proxy)
     kind = type("Connection", (Connection,), {"shared": shared})

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from harena.arena.db.environments import Environment
 from harena.arena.db.keys import Key
 from harena.arena.db.models import (
-    Board,
+    BoardKind,
     Kind,
     NotFound,
     State,
@@ -78,16 +78,25 @@ class Queries:
     # ---- submissions ----
 
     def submissions(
-        self, viewer: Viewer, *, owner: str | None = None, env_id: str | None = None, algorithm: str | None = None,
-        state: State | None = None, limit: int = 50, offset: int = 0,
-    ) -> list[Submission]:  # fmt: skip
+        self,
+        viewer: Viewer,
+        *,
+        owner: str | None = None,
+        env_id: str | None = None,
+        algorithm: str | None = None,
+        state: State | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[Submission]:
         """Newest first: the viewer's own, and of others what is ranked."""
         query = _SUBMISSIONS.where(submissions.c.deleted_at.is_(None))
         if owner is not None:
             query = query.where(named(owners.c.name, owner))
         for column, value in (
-            (submissions.c.env_id, env_id), (submissions.c.algorithm, algorithm), (submissions.c.state, state),
-        ):  # fmt: skip
+            (submissions.c.env_id, env_id),
+            (submissions.c.algorithm, algorithm),
+            (submissions.c.state, state),
+        ):
             if value is not None:
                 query = query.where(column == value)
         if not viewer.everything:
@@ -119,9 +128,7 @@ class Queries:
     # ---- boards ----
 
     def board_total(self, env_id: str, kind: Kind, where: Filter) -> int:
-        return self._counts.get(
-            (env_id, kind, where), lambda: self._store.boards.size(env_id, kind=kind, where=where)
-        )  # fmt: skip
+        return self._counts.get((env_id, kind, where), lambda: self._store.boards.size(env_id, kind=kind, where=where))
 
     def board_above(self, env_id: str, kind: Kind, score: float) -> int:
         """Entries that have a higher score."""
@@ -147,7 +154,7 @@ class Queries:
         live = sa.select(seasons.c.id).where(seasons.c.env_id == env_id, seasons.c.ended_at.is_(None))
         scored = sa.select(sa.func.count().label("n")).select_from(board).where(board.c.env_id == env_id)
         ladder = sa.select(sa.func.count().label("n")).select_from(standings)
-        ladder = ladder.where(standings.c.season_id.in_(live), standings.c.board == Board.LADDER)
+        ladder = ladder.where(standings.c.season_id.in_(live), standings.c.board == BoardKind.LADDER)
         sent = sa.select(sa.func.count().label("n")).select_from(submissions)
         sent = sent.where(submissions.c.env_id == env_id, submissions.c.deleted_at.is_(None))
         return (
@@ -184,10 +191,19 @@ class Queries:
             submissions.c.owner_id == owners.c.id, submissions.c.deleted_at.is_(None)
         )
         held = sa.select(sa.func.count()).where(keys.c.owner_id == owners.c.id, keys.c.revoked_at.is_(None))
-        query = sa.select(
-            owners.c.name, owners.c.per_day, owners.c.at_once, owners.c.created_at,
-            sent.scalar_subquery().label("submissions"), held.scalar_subquery().label("keys"),
-        ).order_by(owners.c.name).limit(limit).offset(offset)  # fmt: skip
+        query = (
+            sa.select(
+                owners.c.name,
+                owners.c.per_day,
+                owners.c.at_once,
+                owners.c.created_at,
+                sent.scalar_subquery().label("submissions"),
+                held.scalar_subquery().label("keys"),
+            )
+            .order_by(owners.c.name)
+            .limit(limit)
+            .offset(offset)
+        )
         return [OwnerLine(**row) for row in self._store.database.rows(query)]
 
     def _number(self, query: sa.Select[Any]) -> int:
@@ -219,9 +235,9 @@ class _Thrifty:
 
 
 _SUBMISSION_FIELDS = tuple(name for name in Submission.__dataclass_fields__ if name != "owner")
-_SUBMISSIONS = sa.select(
-    *(submissions.c[name] for name in _SUBMISSION_FIELDS), owners.c.name.label("owner")
-).join(owners, owners.c.id == submissions.c.owner_id)  # fmt: skip
+_SUBMISSIONS = sa.select(*(submissions.c[name] for name in _SUBMISSION_FIELDS), owners.c.name.label("owner")).join(
+    owners, owners.c.id == submissions.c.owner_id
+)
 
 
 def _own(viewer: Viewer) -> list[sa.ColumnElement[bool]]:

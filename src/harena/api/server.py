@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harena.api import grpc_door, protocol
 from harena.api.app import create_app
-from harena.api.limits import Limits
+from harena.api.limits import RequestLimits
 from harena.api.metrics import CONTENT_TYPE, Metrics
 from harena.arena import demo
 from harena.arena.arena import Arena
@@ -60,7 +60,7 @@ class PortInUse(SpecError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     """0: any free one."""
@@ -82,7 +82,7 @@ class Options:
     on_ready: Callable[[dict[str, Any]], object] | None = None
 
 
-def up(options: Options) -> int:
+def up(options: ServerOptions) -> int:
     """Serves until it is told to stop."""
     _set_up_logs(json_logs=options.json_logs)
     local = executor_config.is_loopback(options.host)
@@ -102,7 +102,7 @@ def up(options: Options) -> int:
             page = stack.enter_context(_listening(options.host, options.ui_port, "--ui-port"))
         arena = Arena(settings)
         stack.callback(arena.stop)
-        limits = Limits()
+        limits = RequestLimits()
         first = _make_host_key(arena, settings.data)
         if options.demo and demo.load(arena):
             log.info("loaded the demonstration: %d environments", len(demo.EXHIBITS))
@@ -140,13 +140,20 @@ class _Doors:
         await self._app(scope, receive, send)
 
 
-def http_config(app: ASGIApp, limits: Limits, *, proxy: str = "", **more: Any) -> uvicorn.Config:
+def http_config(app: ASGIApp, limits: RequestLimits, *, proxy: str = "", **more: Any) -> uvicorn.Config:
     """How the app is served, with the limits of `protocol`."""
     return uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, date_header=True,
-        proxy_headers=bool(proxy), forwarded_allow_ips=proxy or None, timeout_graceful_shutdown=int(GRACE_S),
-        **protocol.guarded(limits, proxy=proxy), **more,
-    )  # fmt: skip
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=bool(proxy),
+        forwarded_allow_ips=proxy or None,
+        timeout_graceful_shutdown=int(GRACE_S),
+        **protocol.guarded(limits, proxy=proxy),
+        **more,
+    )
 
 
 def _serve(
@@ -200,7 +207,9 @@ def _port(listener: socket.socket) -> int:
     return listener.getsockname()[1]
 
 
-def _start_executor(stack: contextlib.ExitStack, arena: Arena, options: Options, limits: Limits) -> int | None:
+def _start_executor(
+    stack: contextlib.ExitStack, arena: Arena, options: ServerOptions, limits: RequestLimits
+) -> int | None:
     if options.grpc_port is None:
         return None
     settings = executor_config.override(executor_config.load(None), host=options.host, port=options.grpc_port)
@@ -209,7 +218,7 @@ def _start_executor(stack: contextlib.ExitStack, arena: Arena, options: Options,
         settings = dataclasses.replace(settings, replay=replay)
     door = None
     if not arena.settings.anonymous_submit:
-        door = grpc_door.Keys(arena.store, arena.settings, limits, token=settings.executor.auth_token)
+        door = grpc_door.KeyDoor(arena.store, arena.settings, limits, token=settings.executor.auth_token)
     try:
         arena.desk.caller = CALLER.get
         running = executor_server.start(settings, runner=arena.desk, door=door)
@@ -219,7 +228,7 @@ def _start_executor(stack: contextlib.ExitStack, arena: Arena, options: Options,
     return running.port
 
 
-def _metrics_socket(stack: contextlib.ExitStack, options: Options) -> socket.socket | None:
+def _metrics_socket(stack: contextlib.ExitStack, options: ServerOptions) -> socket.socket | None:
     """On loopback, whatever the rest listens on: scrapers elsewhere read /metrics with a key."""
     if options.metrics_port is None:
         return None
@@ -245,8 +254,8 @@ def _make_host_key(arena: Arena, data: Path) -> bool:
 
 
 def _ready(
-    options: Options, settings: Settings, ports: dict[str, int | None], *, anonymous: bool, first: bool
-) -> None:  # fmt: skip
+    options: ServerOptions, settings: Settings, ports: dict[str, int | None], *, anonymous: bool, first: bool
+) -> None:
     for name, instead in Environ().without_effect().items():
         log.warning("%s is set, and has no effect: %s", name, instead)
     shown = f"[{options.host}]" if ":" in options.host else options.host
@@ -262,11 +271,12 @@ def _ready(
         f"  metrics        http://{inside}:{ports['metrics_port']}{seen}" if ports["metrics_port"] else "",
         f"  data           {settings.data}",
         f"  host's key     {settings.data / HOST_KEY}    (log in with it at /login)" if first else "",
-        "  anybody on this machine may submit without a key; nobody else can reach it" if anonymous else
-        "  submitting needs a key: harena keys create --owner NAME --scopes read,submit",
+        "  anybody on this machine may submit without a key; nobody else can reach it"
+        if anonymous
+        else "  submitting needs a key: harena keys create --owner NAME --scopes read,submit",
         "  Ctrl-C stops it; the next start carries on",
         "",
-    ]  # fmt: skip
+    ]
     print("\n".join(line for line in lines if line or line is lines[0] or line is lines[-1]), flush=True)
     if options.on_ready is not None:
         options.on_ready(ports)

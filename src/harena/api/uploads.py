@@ -56,7 +56,7 @@ BODY: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class UploadForm:
     parts: tuple[UploadFile, ...]
     env_id: str
     algorithm: str
@@ -79,15 +79,15 @@ class _Parser(MultiPartParser):
 
 
 @contextlib.asynccontextmanager
-async def form(request: Request) -> AsyncGenerator[Form]:
+async def form(request: Request) -> AsyncGenerator[UploadForm]:
     """The upload, for as long as the block lasts."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise ApiError(
             415, "not_multipart", "an upload is sent as multipart/form-data", hint="curl -F file=@agent.py …"
-        )  # fmt: skip
+        )
     parser = _Parser(
         request.headers, request.stream(), max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES
-    )  # fmt: skip
+    )
     try:
         data = await parser.parse()
     except MultiPartException as error:
@@ -111,7 +111,7 @@ def _close_rest(parser: MultiPartParser) -> None:
         file.close()
 
 
-def _form(data: FormData) -> Form:
+def _form(data: FormData) -> UploadForm:
     parts: list[UploadFile] = []
     texts: dict[str, str] = {}
     for name, value in data.multi_items():
@@ -126,7 +126,7 @@ def _form(data: FormData) -> Form:
     for name in ("env_id", "algorithm", "main_file", "user_id", "client_id"):
         if len(texts.get(name, "")) > MAX_NAME:
             raise _bad(f"{name} is longer than {MAX_NAME} characters")
-    return Form(
+    return UploadForm(
         parts=tuple(parts),
         env_id=texts.get("env_id") or DEFAULT_ENV,
         algorithm=texts.get("algorithm") or DEFAULT_ALGORITHM,

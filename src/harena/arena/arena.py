@@ -73,7 +73,7 @@ class Arena:
         self.seasons = Seasons(self.store, self.queue, self.standings, self.matches, self.tournaments)
         self.matchmaker = Matchmaker(
             self.store, self.queue, self.hub, self.matches, self.standings, also=[self.tournaments.advance]
-        )  # fmt: skip
+        )
         self.workers = JobWorkers(
             self.store,
             self.queue,

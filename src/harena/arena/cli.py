@@ -120,7 +120,7 @@ def _code(error: HarenaError) -> int | None:
 def _verify(args: argparse.Namespace) -> int:
     from harena.arena.db.files import FileStore
     from harena.arena.submissions.service import Submissions
-    from harena.arena.submissions.verify import Verdict, Verifier
+    from harena.arena.submissions.verify import Agreement, ResultVerifier
     from harena.match.run.runner import Runner
 
     settings = _settings(args)
@@ -129,7 +129,7 @@ def _verify(args: argparse.Namespace) -> int:
         with Runner(settings.workers) as runner:
             files = FileStore(settings.files)
             submissions = Submissions(store, store.jobs, files, settings, runner=runner)
-            verifier = Verifier(store, files, submissions, runner=runner)
+            verifier = ResultVerifier(store, files, submissions, runner=runner)
             found: list[Finding] = []
             for submission_id in args.submission:
                 found += verifier.verify_submission(submission_id)
@@ -145,9 +145,9 @@ def _verify(args: argparse.Namespace) -> int:
     else:
         for finding in found:
             _say(f"{finding.verdict:<9}  {finding.what} {finding.id}: {finding.detail}")
-        bad = sum(finding.verdict is Verdict.DIFFERS for finding in found)
+        bad = sum(finding.verdict is Agreement.DIFFERS for finding in found)
         _say(f"{len(found)} checked, {bad} differ")
-    return NO if any(finding.verdict is Verdict.DIFFERS for finding in found) else OK
+    return NO if any(finding.verdict is Agreement.DIFFERS for finding in found) else OK
 
 
 def _rebuild(args: argparse.Namespace) -> int:
@@ -178,11 +178,20 @@ def _rebuild(args: argparse.Namespace) -> int:
         finally:
             store.close()
     if args.json:
-        print_json([
-            {"env_id": one.env_id, "season_id": one.season_id, "matches": one.matches, "behind": one.behind,
-             "same": one.same, "rating": one.rating, "line": one.line}
-            for one in found
-        ])  # fmt: skip
+        print_json(
+            [
+                {
+                    "env_id": one.env_id,
+                    "season_id": one.season_id,
+                    "matches": one.matches,
+                    "behind": one.behind,
+                    "same": one.same,
+                    "rating": one.rating,
+                    "line": one.line,
+                }
+                for one in found
+            ]
+        )
     for one in [] if args.json else found:
         late = f"; {one.behind} of them were not taken in yet" if one.behind else ""
         _say(f"{one.env_id}, season {one.season_id}: {one.matches} matches{late}: {'same' if one.same else 'differs'}")
@@ -217,8 +226,9 @@ def _list_keys(args: argparse.Namespace) -> int:
             print_json([_key_json(key) for key in keys])
             return OK
         now = time.time()
-        rows = [(key.id, safe(key.owner), ",".join(sorted(key.scopes)), safe(key.label), _state(key, now))
-                for key in keys]  # fmt: skip
+        rows = [
+            (key.id, safe(key.owner), ",".join(sorted(key.scopes)), safe(key.label), _state(key, now)) for key in keys
+        ]
         print(table(("key", "owner", "scopes", "label", "state"), rows, left=("key", "owner", "scopes", "label")))
         return OK
 
@@ -290,9 +300,14 @@ def _show_new(args: argparse.Namespace, key: Key, token: str) -> int:
 
 def _key_json(key: Key) -> dict[str, Any]:
     return {
-        "id": key.id, "owner": key.owner, "scopes": sorted(key.scopes), "label": key.label,
-        "created_at": key.created_at, "expires_at": key.expires_at, "revoked_at": key.revoked_at,
-    }  # fmt: skip
+        "id": key.id,
+        "owner": key.owner,
+        "scopes": sorted(key.scopes),
+        "label": key.label,
+        "created_at": key.created_at,
+        "expires_at": key.expires_at,
+        "revoked_at": key.revoked_at,
+    }
 
 
 def _state(key: Key, now: float) -> str:

@@ -247,9 +247,19 @@ def leaderboard(
 ) -> Call[shapes.Board]:
     """The board that belongs to the environment, or the one named: verified, self-reported or ladder."""
     params = _params(
-        env_id=env_id, board=board, season=season, user=user, algorithm=algorithm, score_min=score_min,
-        score_max=score_max, date_from=date_from, date_to=date_to, sort=sort, limit=limit, offset=offset,
-    )  # fmt: skip
+        env_id=env_id,
+        board=board,
+        season=season,
+        user=user,
+        algorithm=algorithm,
+        score_min=score_min,
+        score_max=score_max,
+        date_from=date_from,
+        date_to=date_to,
+        sort=sort,
+        limit=limit,
+        offset=offset,
+    )
     return Call(path="/v1/boards", params=params, decode=_one(shapes.Board))
 
 
@@ -354,9 +364,15 @@ def create_tournament(
 ) -> Call[shapes.Tournament]:
     """For hosts: between the submissions that are named, or the best of the board."""
     body = _given(
-        env_id=env_id, name=name, format=format, top=top, games=games, rounds=rounds, seed=seed,
+        env_id=env_id,
+        name=name,
+        format=format,
+        top=top,
+        games=games,
+        rounds=rounds,
+        seed=seed,
         participants=None if participants is None else [checked_id(one, "submission") for one in participants],
-    )  # fmt: skip
+    )
     return Call(method="POST", path="/v1/tournaments", body=body, decode=_one(shapes.Tournament))
 
 

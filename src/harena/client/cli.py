@@ -44,9 +44,15 @@ csv, where texts that begin like a formula are quoted."""
 def fill(name: str, command: argparse.ArgumentParser) -> None:
     """Gives the command of this name its options and its action."""
     {
-        "submit": _fill_submit, "status": _fill_status, "logs": _fill_logs, "leaderboard": _fill_leaderboard,
-        "watch": _fill_watch, "challenge": _fill_challenge, "export": _fill_export, "gradio": _fill_gradio,
-    }[name](command)  # fmt: skip
+        "submit": _fill_submit,
+        "status": _fill_status,
+        "logs": _fill_logs,
+        "leaderboard": _fill_leaderboard,
+        "watch": _fill_watch,
+        "challenge": _fill_challenge,
+        "export": _fill_export,
+        "gradio": _fill_gradio,
+    }[name](command)
 
 
 def _code(error: HarenaError) -> int | None:

@@ -189,17 +189,31 @@ def score_text(score: float | None, low: float | None, high: float | None) -> st
 
 def _board(client: ArenaClient, args: argparse.Namespace) -> shapes.Board:
     return client.leaderboard(
-        args.env, board=args.board, season=args.season, user=args.user, algorithm=args.algorithm,
-        limit=args.limit, offset=args.offset,
-    )  # fmt: skip
+        args.env,
+        board=args.board,
+        season=args.season,
+        user=args.user,
+        algorithm=args.algorithm,
+        limit=args.limit,
+        offset=args.offset,
+    )
 
 
 def board_text(board: shapes.Board) -> str:
     rows = [
-        (str(entry.rank), agent_name(entry), score_text(entry.score, entry.low, entry.high), _count(entry.games),
-         _count(entry.wins), _count(entry.draws), _count(entry.losses), _marks(entry), entry.submission_id)
+        (
+            str(entry.rank),
+            agent_name(entry),
+            score_text(entry.score, entry.low, entry.high),
+            _count(entry.games),
+            _count(entry.wins),
+            _count(entry.draws),
+            _count(entry.losses),
+            _marks(entry),
+            entry.submission_id,
+        )
         for entry in board.entries
-    ]  # fmt: skip
+    ]
     head = ("rank", "agent", "score (95 %)", "games", "won", "drawn", "lost", "", "submission")
     title = f"{safe(board.env_id)}, {safe(board.board)}: {board.total} {'entry' if board.total == 1 else 'entries'}"
     return f"{title}\n\n{terminal.table(head, rows, left=('agent', '', 'submission'))}" if rows else title

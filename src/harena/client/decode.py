@@ -160,5 +160,10 @@ def _object(data: Any, where: str) -> Mapping[str, Any]:
 
 
 _PLAIN: dict[Any, Reader] = {
-    str: _text, bool: _truth, int: _integer, float: _number, datetime.datetime: _time, Mapping: _object,
-}  # fmt: skip
+    str: _text,
+    bool: _truth,
+    int: _integer,
+    float: _number,
+    datetime.datetime: _time,
+    Mapping: _object,
+}

@@ -34,7 +34,7 @@ CACHE_S = 3600
 """Uploads are deleted when they are this old; the arena has its own copy."""
 
 
-class Page:
+class GradioPage:
     """What the buttons do: texts in, texts out. A mistake is a text too: gradio would show an exception as HTML."""
 
     def __init__(self, url: str | None = None, *, key: str | None = None) -> None:
@@ -77,11 +77,15 @@ class Page:
         except (ArenaError, SpecError) as error:
             return safe_lines(str(error)), []
         rows = [
-            [str(entry.rank), safe(entry.owner), safe(f"{entry.algorithm} v{entry.version}"),
-             *(score_text(value, None, None) for value in (entry.score, entry.low, entry.high)),
-             "" if entry.games is None else str(entry.games)]
+            [
+                str(entry.rank),
+                safe(entry.owner),
+                safe(f"{entry.algorithm} v{entry.version}"),
+                *(score_text(value, None, None) for value in (entry.score, entry.low, entry.high)),
+                "" if entry.games is None else str(entry.games),
+            ]
             for entry in board.entries
-        ]  # fmt: skip
+        ]
         return f"{safe(board.env_id)}, {safe(board.board)}: {board.total}", rows
 
     def _client(self, key: str = "", who: str = "") -> ArenaClient:
@@ -89,7 +93,7 @@ class Page:
         return ArenaClient(self.url, key=key.strip() or self._key, client_id=who or str(uuid.uuid4()))
 
 
-def blocks(page: Page) -> Any:
+def blocks(page: GradioPage) -> Any:
     """The page as gradio's Blocks, to be launched or mounted elsewhere."""
     gr = _gradio()
     with gr.Blocks(title="Harena", analytics_enabled=False, delete_cache=(CACHE_S, CACHE_S)) as app:
@@ -119,7 +123,7 @@ def blocks(page: Page) -> Any:
     return app
 
 
-def _choices(gr: Any, page: Page) -> Any:
+def _choices(gr: Any, page: GradioPage) -> Any:
     names = page.environments()
     return gr.Dropdown(choices=names, value=names[0] if names else None)
 
@@ -130,15 +134,27 @@ def launch(app: Any, *, host: str, port: int) -> str:
     fonts, mono = FONTS
     theme = gr.themes.Base(font=fonts, font_mono=mono)
     _, local_url, _ = app.launch(
-        server_name=host, server_port=port, share=False, quiet=True, prevent_thread_lock=True, inbrowser=False,
-        theme=theme, footer_links=[], ssr_mode=False, pwa=False, mcp_server=False, enable_monitoring=False,
-        run_history=False, max_file_size=MAX_TOTAL, show_error=False,
-    )  # fmt: skip
+        server_name=host,
+        server_port=port,
+        share=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        inbrowser=False,
+        theme=theme,
+        footer_links=[],
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        run_history=False,
+        max_file_size=MAX_TOTAL,
+        show_error=False,
+    )
     return local_url
 
 
 def serve(*, url: str | None, key: str | None, host: str, port: int) -> int:
-    page = Page(url, key=key)
+    page = GradioPage(url, key=key)
     if not _is_local(host) and config.api_key(key):
         raise SpecError(
             f"the page on {host} would let everybody act with your key: leave out the key (also HARENA_KEY), visitors "

@@ -88,8 +88,10 @@ def client_options(url: str) -> dict[str, Any]:
     # What a proxy would be told about a server on this machine, it has no business to know.
     # Reading the certificates of the world takes 50 ms, which plain http has no use for.
     return {
-        "follow_redirects": False, "trust_env": not config.is_loopback(url), "verify": url.startswith("https:"),
-    }  # fmt: skip
+        "follow_redirects": False,
+        "trust_env": not config.is_loopback(url),
+        "verify": url.startswith("https:"),
+    }
 
 
 class Session:
@@ -170,9 +172,14 @@ class Session:
             form = {"data": dict(call.form.fields), "files": files}
         try:
             return httpx.Request(
-                call.method, url or self.url + call.path, params=None if url else dict(call.params),
-                headers=headers, json=call.body, extensions={"timeout": timeout}, **form,
-            )  # fmt: skip
+                call.method,
+                url or self.url + call.path,
+                params=None if url else dict(call.params),
+                headers=headers,
+                json=call.body,
+                extensions={"timeout": timeout},
+                **form,
+            )
         except (httpx.InvalidURL, UnicodeEncodeError) as error:
             raise SpecError(f"this cannot be asked for: {error}") from None
 

@@ -81,11 +81,23 @@ def series(quick: bool) -> list[Row]:
     pong = spec_of("pong", PONG, PONG, keep=True)
     with Rack() as rack:
         rows = [
-            Row("connect four, two isolated agents, one processor", steps_per_second(four, games, rack), "moves/s",
-                12_600, 60_000, more_is_better=True),
-            Row("pong, two isolated agents, one processor", steps_per_second(pong, games // 20, rack), "steps/s",
-                12_000, 25_000, more_is_better=True),
-        ]  # fmt: skip
+            Row(
+                "connect four, two isolated agents, one processor",
+                steps_per_second(four, games, rack),
+                "moves/s",
+                12_600,
+                60_000,
+                more_is_better=True,
+            ),
+            Row(
+                "pong, two isolated agents, one processor",
+                steps_per_second(pong, games // 20, rack),
+                "steps/s",
+                12_000,
+                25_000,
+                more_is_better=True,
+            ),
+        ]
     with Runner() as runner:
         specs = [dataclasses.replace(four, seed=seed) for seed in range(games * 2)]
         runner.run(specs[:8])

@@ -99,8 +99,18 @@ class _Checker:
         for name in ("id", "seats", "simultaneous", "max_steps", "hidden"):
             if not hasattr(game, name):
                 self._note(f"it has no `{name}`")
-        for name in ("observation_space", "action_space", "reset", "to_move", "observe", "step", "outcome", "forfeit",
-                     "view", "text"):  # fmt: skip
+        for name in (
+            "observation_space",
+            "action_space",
+            "reset",
+            "to_move",
+            "observe",
+            "step",
+            "outcome",
+            "forfeit",
+            "view",
+            "text",
+        ):
             if not callable(getattr(game, name, None)):
                 self._note(f"it has no method {name}()")
         if self.problems:

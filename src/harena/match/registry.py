@@ -261,8 +261,9 @@ def _trusted() -> list[str]:
 
 def _check_trusted(game_id: str) -> None:
     if not _FACTORY.fullmatch(game_id) or game_id not in _trusted():
-        raise UnknownGame(f"{game_id!r:.80} names code to import, which only the operator may: "
-                          f"list it in the variable {TRUSTED}")  # fmt: skip
+        raise UnknownGame(
+            f"{game_id!r:.80} names code to import, which only the operator may: list it in the variable {TRUSTED}"
+        )
 
 
 def _trusted_factory(game_id: str) -> _Factory:

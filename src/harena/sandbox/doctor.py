@@ -409,8 +409,10 @@ class Ring:
         links = {"inner": "doctor-note", "out": str(secret), "folder": str(folder), "proc": f"/proc/self/root{secret}"}
         links["up"] = f"{'../' * 20}{str(secret).lstrip('/')}"
         box.write("links/doctor-note", b"hello")
-        made = box.exec(["sh", "-c", "cd links; while read -r name target; do ln -s $target $name; done"],
-                        stdin="".join(f"{name} {target}\n" for name, target in links.items()).encode())  # fmt: skip
+        made = box.exec(
+            ["sh", "-c", "cd links; while read -r name target; do ln -s $target $name; done"],
+            stdin="".join(f"{name} {target}\n" for name, target in links.items()).encode(),
+        )
         if not made.ok or box.read("links/inner") != b"hello":
             return False, f"the control failed: a link inside the workspace cannot be read {_said(made)}"
         refused = 0

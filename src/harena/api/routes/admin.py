@@ -79,14 +79,23 @@ def cancel(api: ApiOf, who: Host, job_id: JobId) -> Response:
 def benched(api: ApiOf, who: Host) -> Response:
     found = roster.all_benched(api.store)[:MAX_LISTED]
     known = api.queries.by_id({bench.submission_id for bench in found})
-    return reply({
-        "benched": [
-            {"submission_id": bench.submission_id, "owner": of.owner, "algorithm": of.algorithm, "version": of.version,
-             "env_id": of.env_id, "reason": bench.reason, "benched_at": views.time_text(bench.benched_at)}
-            for bench in found
-            if (of := known.get(bench.submission_id)) is not None
-        ]
-    })  # fmt: skip
+    return reply(
+        {
+            "benched": [
+                {
+                    "submission_id": bench.submission_id,
+                    "owner": of.owner,
+                    "algorithm": of.algorithm,
+                    "version": of.version,
+                    "env_id": of.env_id,
+                    "reason": bench.reason,
+                    "benched_at": views.time_text(bench.benched_at),
+                }
+                for bench in found
+                if (of := known.get(bench.submission_id)) is not None
+            ]
+        }
+    )
 
 
 @router.post("/bench", responses=shapes.answers(shapes.Done), summary="Takes an agent out of the ladder")
@@ -123,13 +132,21 @@ def put_environment(api: ApiOf, who: Host, body: PutEnvironment) -> Response:
 
 @router.get("/owners", responses=shapes.answers(shapes.Owners), summary="Owners and their quotas")
 def owners(api: ApiOf, who: Host, offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0) -> Response:
-    return reply({
-        "owners": [
-            {"owner": one.name, "per_day": one.per_day, "at_once": one.at_once, "submissions": one.submissions,
-             "keys": one.keys, "created_at": views.time_text(one.created_at)}
-            for one in api.queries.owners(offset=offset)
-        ]
-    })  # fmt: skip
+    return reply(
+        {
+            "owners": [
+                {
+                    "owner": one.name,
+                    "per_day": one.per_day,
+                    "at_once": one.at_once,
+                    "submissions": one.submissions,
+                    "keys": one.keys,
+                    "created_at": views.time_text(one.created_at),
+                }
+                for one in api.queries.owners(offset=offset)
+            ]
+        }
+    )
 
 
 @router.put("/quotas", responses=shapes.answers(shapes.Done), summary="An owner's own quota; null: the default")

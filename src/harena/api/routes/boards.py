@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from harena.api import shapes
 from harena.api.auth import Reader
-from harena.api.boards import Ask, Page
+from harena.api.boards import Ask, BoardPage
 from harena.api.context import Api, ApiOf
 from harena.api.errors import ApiError
 from harena.api.routes.environments import MAX_SEASON, EnvId
-from harena.arena.db.models import MAX_NAME, Board
+from harena.arena.db.models import MAX_NAME, BoardKind
 from harena.arena.db.records import Filter, Sort
 
 MAX_OFFSET = 10_000_000
@@ -51,15 +51,16 @@ router = APIRouter(prefix="/v1", tags=["boards"], route_class=CachedRoute)
 
 
 @router.get(
-    "/boards", responses={**shapes.answers(shapes.Board), 304: {"description": "As you have it."}},
+    "/boards",
+    responses={**shapes.answers(shapes.Board), 304: {"description": "As you have it."}},
     summary="A board: verified and self-reported scores and ladders never mix",
-)  # fmt: skip
+)
 async def board(
     api: ApiOf,
     request: Request,
     who: Reader,
     env_id: EnvId,
-    board: Annotated[Board | None, Query(description="Without it: the one that the environment is about.")] = None,
+    board: Annotated[BoardKind | None, Query(description="Without it: the one that the environment is about.")] = None,
     season: Annotated[int | None, Query(ge=1, le=MAX_SEASON)] = None,
     user: User = None,
     algorithm: User = None,
@@ -72,26 +73,35 @@ async def board(
     offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0,
 ) -> Response:
     where = Filter(
-        user=user, algorithm=algorithm, score_min=score_min, score_max=score_max, date_from=moment(date_from),
+        user=user,
+        algorithm=algorithm,
+        score_min=score_min,
+        score_max=score_max,
+        date_from=moment(date_from),
         date_to=moment(date_to, end=True),
-    )  # fmt: skip
+    )
     ask = Ask(env_id=env_id, board=board, season_id=season, where=where, sort=sort, limit=limit, offset=offset)
     return respond(request, await run_in_threadpool(answer, api, request, ask))
 
 
-def answer(api: Api, request: Request, ask: Ask, *, contract: bool = False) -> Page:
+def answer(api: Api, request: Request, ask: Ask, *, contract: bool = False) -> BoardPage:
     env_id = api.queries.environment(ask.env_id).env_id
     if env_id != ask.env_id:
         ask = Ask(
-            env_id=env_id, board=ask.board, season_id=ask.season_id, where=ask.where, sort=ask.sort, limit=ask.limit,
+            env_id=env_id,
+            board=ask.board,
+            season_id=ask.season_id,
+            where=ask.where,
+            sort=ask.sort,
+            limit=ask.limit,
             offset=ask.offset,
-        )  # fmt: skip
+        )
     page = api.boards.page(ask, contract=contract)
     api.boards.keep(request.scope["path"], request.scope["query_string"], page)
     return page
 
 
-def respond(request: Request, page: Page) -> Response:
+def respond(request: Request, page: BoardPage) -> Response:
     headers = {"ETag": page.etag, "Cache-Control": "no-cache"}
     if page.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)

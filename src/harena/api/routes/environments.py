@@ -61,9 +61,10 @@ def environments(api: ApiOf, who: Reader) -> Response:
 
 
 @router.get(
-    "/environments/{env_id:path}", responses=shapes.answers(shapes.EnvironmentDetails),
+    "/environments/{env_id:path}",
+    responses=shapes.answers(shapes.EnvironmentDetails),
     summary="One environment: rules, spaces, limits, seasons",
-)  # fmt: skip
+)
 def environment(api: ApiOf, who: Reader, env_id: Annotated[str, Path(min_length=1, max_length=MAX_NAME)]) -> Response:
     env = api.queries.environment(env_id)
     settings = EnvironmentSettings.parse(env.settings)
@@ -93,35 +94,40 @@ def start_season(api: ApiOf, who: Host, body: NewSeason) -> Response:
 
 
 @router.post(
-    "/seasons/{season_id}/freeze", responses=shapes.answers(shapes.Season),
+    "/seasons/{season_id}/freeze",
+    responses=shapes.answers(shapes.Season),
     summary="Host: takes no new submissions, or takes them again",
-)  # fmt: skip
+)
 def freeze_season(api: ApiOf, who: Host, season_id: SeasonId, body: Freeze) -> Response:
     return _changed(api, api.boards.season(api.arena.seasons.freeze(season_id, body.frozen)))
 
 
 @router.post(
-    "/seasons/{season_id}/finals", status_code=201, responses=shapes.answers(shapes.Tournament, status=201),
+    "/seasons/{season_id}/finals",
+    status_code=201,
+    responses=shapes.answers(shapes.Tournament, status=201),
     summary="Host: a round robin of the best decides a ladder's season",
-)  # fmt: skip
+)
 def finals(api: ApiOf, who: Host, season_id: SeasonId, body: Finals) -> Response:
     made = api.arena.seasons.finals(season_id, top=body.top, games=body.games)
     return reply(views.tournament(made, api.queries.by_id(made.participants)), 201)
 
 
 @router.post(
-    "/seasons/{season_id}/finalists", responses=shapes.answers(shapes.Season),
+    "/seasons/{season_id}/finalists",
+    responses=shapes.answers(shapes.Season),
     summary="Host: evaluates the finalists of a verified season on its second secret",
-)  # fmt: skip
+)
 def evaluate_finalists(api: ApiOf, who: Host, season_id: SeasonId, body: Finalists) -> Response:
     api.arena.seasons.evaluate_finalists(season_id, top=body.top)
     return _changed(api, api.boards.season(api.store.seasons.get(season_id)))
 
 
 @router.post(
-    "/seasons/{season_id}/end", responses=shapes.answers(shapes.Season),
+    "/seasons/{season_id}/end",
+    responses=shapes.answers(shapes.Season),
     summary="Host: keeps its boards, reveals its secrets",
-)  # fmt: skip
+)
 def end_season(api: ApiOf, who: Host, season_id: SeasonId, body: End | None = None) -> Response:
     without = body is not None and body.without_finals
     return _changed(api, api.boards.season(api.arena.seasons.end(season_id, without_finals=without)))
@@ -130,9 +136,12 @@ def end_season(api: ApiOf, who: Host, season_id: SeasonId, body: End | None = No
 def overview(api: Api, env: Environment) -> views.Shape:
     live = api.store.seasons.live(env.env_id)
     return views.environment(
-        env, EnvironmentSettings.parse(env.settings), game_info(env.env_id),
-        api.queries.environment_counts(env.env_id), None if live is None else api.boards.season(live),
-    )  # fmt: skip
+        env,
+        EnvironmentSettings.parse(env.settings),
+        game_info(env.env_id),
+        api.queries.environment_counts(env.env_id),
+        None if live is None else api.boards.season(live),
+    )
 
 
 @functools.lru_cache(maxsize=256)

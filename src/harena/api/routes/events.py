@@ -25,7 +25,7 @@ LAST = re.compile(r"[0-9]{1,18}", re.ASCII)
     "/events",
     responses=shapes.answers(text="Server-sent events; the data is {topic, kind, body}.", media=["text/event-stream"]),
     summary="A stream of events of some topics",
-)  # fmt: skip
+)
 async def events(
     api: ApiOf,
     request: Request,

@@ -28,7 +28,7 @@ from harena.api.queries import Viewer
 from harena.api.routes.environments import MAX_SEASON, EnvId
 from harena.api.routes.submissions import viewer
 from harena.arena.db.environments import Environment
-from harena.arena.db.models import Board, Kind, board, matches, owners, ratings, standings, submissions
+from harena.arena.db.models import BoardKind, Kind, board, matches, owners, ratings, standings, submissions
 
 router = APIRouter(prefix="/v1", tags=["exports"])
 
@@ -45,36 +45,73 @@ Row = dict[str, Any]
 What = Literal["board", "matches", "ratings", "submissions"]
 Format = Literal["csv", "jsonl", "parquet"]
 
-_SCORES = {"rank": int, "submission_id": str, "owner": str, "algorithm": str, "version": int, "score": float,
-           "low": float, "high": float, "at": str}  # fmt: skip
+_SCORES = {
+    "rank": int,
+    "submission_id": str,
+    "owner": str,
+    "algorithm": str,
+    "version": int,
+    "score": float,
+    "low": float,
+    "high": float,
+    "at": str,
+}
 _GAMES = {"games": int, "wins": int, "draws": int, "losses": int}
 COLUMNS: dict[str, dict[str, type]] = {
     "board": {**_SCORES, **_GAMES},
-    "matches": {"number": int, "id": str, "kind": str, "rated": bool, "state": str, "winner": int, "reason": str,
-                "steps": int, "wall_s": float, "created_at": str, "finished_at": str, "tournament_id": str,
-                "submissions": str, "scores": str, "statuses": str},
+    "matches": {
+        "number": int,
+        "id": str,
+        "kind": str,
+        "rated": bool,
+        "state": str,
+        "winner": int,
+        "reason": str,
+        "steps": int,
+        "wall_s": float,
+        "created_at": str,
+        "finished_at": str,
+        "tournament_id": str,
+        "submissions": str,
+        "scores": str,
+        "statuses": str,
+    },
     "ratings": {"match": int, "submission_id": str, "rating": float, "sigma": float, "at": str},
-    "submissions": {"id": str, "owner": str, "env_id": str, "algorithm": str, "version": int, "kind": str, "state": str,
-                    "score": float, "low": float, "high": float, "created_at": str, "updated_at": str, "digest": str,
-                    "anonymous": bool},
-}  # fmt: skip
+    "submissions": {
+        "id": str,
+        "owner": str,
+        "env_id": str,
+        "algorithm": str,
+        "version": int,
+        "kind": str,
+        "state": str,
+        "score": float,
+        "low": float,
+        "high": float,
+        "created_at": str,
+        "updated_at": str,
+        "digest": str,
+        "anonymous": bool,
+    },
+}
 
 
 @router.get(
-    "/export/{what}", responses={**shapes.answers(media=MEDIA.values()), 501: {"model": shapes.Problem}},
+    "/export/{what}",
+    responses={**shapes.answers(media=MEDIA.values()), 501: {"model": shapes.Problem}},
     summary="All of it, as a file",
-)  # fmt: skip
+)
 def export(
     api: ApiOf,
     who: Reader,
     what: What,
     env_id: EnvId,
     format: Format = "csv",
-    board: Board | None = None,
+    board: BoardKind | None = None,
     season: Annotated[int | None, Query(ge=1, le=MAX_SEASON)] = None,
 ) -> Response:
     env = api.queries.environment(env_id)
-    which = board or Board(views.default_board(env.kind))
+    which = board or BoardKind(views.default_board(env.kind))
     sources: dict[str, Callable[[], Iterator[Row]]] = {
         "board": lambda: _board(api, env, which, season),
         "matches": lambda: _matches(api, env),
@@ -93,11 +130,11 @@ def export(
 # Rows
 
 
-def _board(api: Api, env: Environment, which: Board, season_id: int | None) -> Iterator[Row]:
+def _board(api: Api, env: Environment, which: BoardKind, season_id: int | None) -> Iterator[Row]:
     season = api.store.seasons.live(env.env_id) if season_id is None else api.store.seasons.get(season_id)
     if season is not None and season.env_id != env.env_id:
         raise ApiError(404, "not_found", f"season {season.id} is not one of {env.env_id}")
-    if which is Board.LADDER or (season is not None and season.ended_at is not None):
+    if which is BoardKind.LADDER or (season is not None and season.ended_at is not None):
         return _standings(api, which, season.id) if season else iter(())
     return _scores(api, env.env_id, Kind(which.value))
 
@@ -120,7 +157,7 @@ def _scores(api: Api, env_id: str, kind: Kind) -> Iterator[Row]:
         yield {"rank": rank, **row, "at": views.time_text(row["at"])}
 
 
-def _standings(api: Api, which: Board, season_id: int) -> Iterator[Row]:
+def _standings(api: Api, which: BoardKind, season_id: int) -> Iterator[Row]:
     query = sa.select(*(standings.c[name] for name in (*COLUMNS["board"], "place")))
     query = query.where(standings.c.season_id == season_id, standings.c.board == which).order_by(standings.c.place)
     for row in _pages(api, query, lambda last: standings.c.place > last["place"]):
@@ -133,11 +170,14 @@ def _matches(api: Api, env: Environment) -> Iterator[Row]:
         for match in page:
             shape = {name: getattr(match, name, None) for name in COLUMNS["matches"]}
             shape |= {
-                "kind": match.kind.value, "state": match.state.value, "created_at": views.time_text(match.created_at),
+                "kind": match.kind.value,
+                "state": match.state.value,
+                "created_at": views.time_text(match.created_at),
                 "finished_at": views.time_text(match.finished_at),
                 "submissions": [seat.submission_id for seat in match.seats],
-                "scores": [seat.score for seat in match.seats], "statuses": [seat.status for seat in match.seats],
-            }  # fmt: skip
+                "scores": [seat.score for seat in match.seats],
+                "statuses": [seat.status for seat in match.seats],
+            }
             yield shape
         before = page[-1].number
 
@@ -151,9 +191,12 @@ def _ratings(api: Api, env: Environment) -> Iterator[Row]:
     query = query.order_by(ratings.c.match_number, ratings.c.submission_id)
     for row in _pages(api, query, lambda last: key > sa.tuple_(last["match_number"], last["submission_id"])):
         yield {
-            "match": row["match_number"], "submission_id": row["submission_id"], "rating": row["mu"],
-            "sigma": row["sigma"], "at": views.time_text(row["created_at"]),
-        }  # fmt: skip
+            "match": row["match_number"],
+            "submission_id": row["submission_id"],
+            "rating": row["mu"],
+            "sigma": row["sigma"],
+            "at": views.time_text(row["created_at"]),
+        }
 
 
 def _submissions(api: Api, env: Environment, who: Viewer) -> Iterator[Row]:
@@ -162,9 +205,11 @@ def _submissions(api: Api, env: Environment, who: Viewer) -> Iterator[Row]:
         for one in page:
             shape = {name: getattr(one, name) for name in COLUMNS["submissions"]}
             yield shape | {
-                "kind": one.kind.value, "state": one.state.value, "created_at": views.time_text(one.created_at),
+                "kind": one.kind.value,
+                "state": one.state.value,
+                "created_at": views.time_text(one.created_at),
                 "updated_at": views.time_text(one.updated_at),
-            }  # fmt: skip
+            }
         after = page[-1].id
 
 
@@ -244,4 +289,4 @@ def _parquet_chunks(rows: Iterator[Row], columns: dict[str, type]) -> Generator[
 def _plain(row: Row) -> Row:
     return {
         name: _joined(cast("list[Any]", value)) if isinstance(value, list) else value for name, value in row.items()
-    }  # fmt: skip
+    }

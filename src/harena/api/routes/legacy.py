@@ -17,7 +17,7 @@ from harena.api.metrics import CONTENT_TYPE
 from harena.api.routes.boards import CachedRoute, Date, Score, User, answer, moment, respond
 from harena.api.routes.environments import overview
 from harena.api.routes.submissions import find, remove, take
-from harena.arena.db.models import MAX_NAME, Board, State
+from harena.arena.db.models import MAX_NAME, BoardKind, State
 from harena.arena.db.records import Filter, Sort, Submission
 
 router = APIRouter(tags=["contract"], route_class=CachedRoute)
@@ -77,11 +77,19 @@ def delete(api: ApiOf, who: Anyone, submission_id: str) -> Response:
 )
 def environments(api: ApiOf, who: Reader) -> Response:
     found = [overview(api, env) for env in api.store.environments.all()]
-    return reply([
-        {"id": env["env_id"], "env_id": env["env_id"], "name": env["title"], "kind": env["kind"],
-         "entries": env["entries"], "submissions": env["submissions"]}
-        for env in found
-    ])  # fmt: skip
+    return reply(
+        [
+            {
+                "id": env["env_id"],
+                "env_id": env["env_id"],
+                "name": env["title"],
+                "kind": env["kind"],
+                "entries": env["entries"],
+                "submissions": env["submissions"],
+            }
+            for env in found
+        ]
+    )
 
 
 @router.get("/api/leaderboard/", responses=shapes.answers(list[shapes.ContractEntry]), summary="A board")
@@ -102,10 +110,14 @@ async def leaderboard(
     kind: KindOf = None,
 ) -> Response:
     where = Filter(
-        user=user, algorithm=algorithm, score_min=score_min, score_max=score_max, date_from=moment(date_from),
+        user=user,
+        algorithm=algorithm,
+        score_min=score_min,
+        score_max=score_max,
+        date_from=moment(date_from),
         date_to=moment(date_to, end=True),
-    )  # fmt: skip
-    ask = Ask(env_id=env_id, board=None if kind is None else Board(kind), where=where, sort=sort, limit=limit)
+    )
+    ask = Ask(env_id=env_id, board=None if kind is None else BoardKind(kind), where=where, sort=sort, limit=limit)
     return await _board(api, request, ask)
 
 

@@ -57,7 +57,7 @@ def matches(
 ) -> Response:
     found = api.store.matches.where(
         env_id=env_id, submission_id=submission, tournament_id=tournament, state=state, before=before, limit=limit
-    )  # fmt: skip
+    )
     return reply({"matches": describe(api, who, found)})
 
 
@@ -67,12 +67,13 @@ def match(api: ApiOf, who: Reader, match_id: str) -> Response:
 
 
 @router.get(
-    "/matches/{match_id}/replay", responses=shapes.answers(text="As JSON, as a page, or compact.", media=replays.MEDIA),
+    "/matches/{match_id}/replay",
+    responses=shapes.answers(text="As JSON, as a page, or compact.", media=replays.MEDIA),
     summary="Its replay; as a page also while it runs",
-)  # fmt: skip
+)
 def replay(
     api: ApiOf, request: Request, who: Reader, match_id: str, format: Literal["json", "html", "compact"] = "json"
-) -> Response:  # fmt: skip
+) -> Response:
     found = _find(api, match_id)
     if found.state is MatchState.SCHEDULED and format == "html":
         return replays.page(viewer.page(_running(api, found)).encode())
@@ -104,16 +105,18 @@ def log(api: ApiOf, who: Anyone, match_id: str, seat: Annotated[int, Query(ge=0,
     "/matches/{match_id}/live",
     responses=shapes.answers(text="Server-sent events: `frame`, then `finished`.", media=["text/event-stream"]),
     summary="A running match, step by step",
-)  # fmt: skip
+)
 def live(api: ApiOf, request: Request, who: Reader, match_id: str) -> Response:
     found = _find(api, match_id)
     return EventStream(api.live.frames(found.id, request.scope["state"]["address"]))
 
 
 @router.post(
-    "/challenges", status_code=201, responses=shapes.answers(shapes.Matches, status=201),
+    "/challenges",
+    status_code=201,
+    responses=shapes.answers(shapes.Matches, status=201),
     summary="Your agent against an opponent of your choice; no rating moves",
-)  # fmt: skip
+)
 def challenge(api: ApiOf, who: Anyone, body: Challenge) -> Response:
     own(api, who, body.submission_id)
     find(api, body.opponent_id)
@@ -137,15 +140,23 @@ def tournament(api: ApiOf, who: Reader, tournament_id: str) -> Response:
 
 
 @router.post(
-    "/tournaments", status_code=201, responses=shapes.answers(shapes.Tournament, status=201),
+    "/tournaments",
+    status_code=201,
+    responses=shapes.answers(shapes.Tournament, status=201),
     summary="Host: starts a tournament of chosen agents, or of the best",
-)  # fmt: skip
+)
 def create_tournament(api: ApiOf, who: Host, body: NewTournament) -> Response:
     env_id = api.queries.environment(body.env_id).env_id
     made = api.arena.tournaments.create(
-        env_id, body.name, body.format, participants=body.participants, top=body.top, games=body.games,
-        rounds=body.rounds, seed=body.seed,
-    )  # fmt: skip
+        env_id,
+        body.name,
+        body.format,
+        participants=body.participants,
+        top=body.top,
+        games=body.games,
+        rounds=body.rounds,
+        seed=body.seed,
+    )
     api.arena.matchmaker.wake()
     return reply(views.tournament(made, api.queries.by_id(made.participants)), 201)
 
@@ -180,10 +191,22 @@ def _running(api: Api, match: MatchRecord) -> dict[str, Any]:
     game = match.env_id.rsplit("-v", 1)[0]
     return {
         "match": {
-            "environment": match.env_id, "game": game, "title": viewer.title(game), "seed": None, "match_id": match.id,
-            "status": None, "reason": "", "winner": None, "scores": [0.0] * len(names), "steps": 0,
-            "started_at": match.created_at, "wall_s": 0.0,
+            "environment": match.env_id,
+            "game": game,
+            "title": viewer.title(game),
+            "seed": None,
+            "match_id": match.id,
+            "status": None,
+            "reason": "",
+            "winner": None,
+            "scores": [0.0] * len(names),
+            "steps": 0,
+            "started_at": match.created_at,
+            "wall_s": 0.0,
         },
         "seats": [{"name": name, "status": "ok", "reason": ""} for name in names],
-        "versions": {}, "frames": cast("list[Any]", []), "stride": 1, "logs": None,
-    }  # fmt: skip
+        "versions": {},
+        "frames": cast("list[Any]", []),
+        "stride": 1,
+        "logs": None,
+    }

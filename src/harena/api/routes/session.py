@@ -46,12 +46,17 @@ class Rotate(BaseModel):
 @router.get("", responses=shapes.answers(shapes.Root), summary="What this server is, and who you are to it")
 def root(api: ApiOf, who: Anyone) -> Response:
     settings = api.settings
-    return reply({
-        "name": "harena", "version": harena.__version__, "anonymous_submit": settings.anonymous_submit,
-        "anonymous_read": settings.anonymous_read, "me": None if who.key is None else visitor(who, who.key),
-        "time": views.time_text(api.clock()),
-        "queue": {"waiting": api.arena.queue.waiting(EVALUATIONS), "running": len(api.arena.queue.running())},
-    })  # fmt: skip
+    return reply(
+        {
+            "name": "harena",
+            "version": harena.__version__,
+            "anonymous_submit": settings.anonymous_submit,
+            "anonymous_read": settings.anonymous_read,
+            "me": None if who.key is None else visitor(who, who.key),
+            "time": views.time_text(api.clock()),
+            "queue": {"waiting": api.arena.queue.waiting(EVALUATIONS), "running": len(api.arena.queue.running())},
+        }
+    )
 
 
 @router.get("/me", responses=shapes.answers(shapes.Me), summary="Your key's name, scopes and quota")
@@ -124,8 +129,9 @@ def _me(api: Api, who: Principal) -> views.Shape:
     quota = {
         "per_day": default.per_day if owner.per_day is None else owner.per_day,
         "at_once": default.at_once if owner.at_once is None else owner.at_once,
-        "used_today": today, "active": active,
-    }  # fmt: skip
+        "used_today": today,
+        "active": active,
+    }
     return {**visitor(who, who.key), "quota": quota}
 
 

@@ -16,8 +16,8 @@ from harena.api.errors import ApiError, not_found
 from harena.api.queries import Viewer
 from harena.api.routes.boards import MAX_OFFSET
 from harena.api.routes.environments import EnvId
-from harena.api.uploads import Form
-from harena.arena.db.models import MAX_NAME, Board, Busy, QuotaExceeded, Scope, State
+from harena.api.uploads import UploadForm
+from harena.arena.db.models import MAX_NAME, BoardKind, Busy, QuotaExceeded, Scope, State
 from harena.arena.db.records import Evaluation, Submission
 from harena.arena.ladder import roster
 from harena.arena.seasons import finals
@@ -40,9 +40,12 @@ class Choice(BaseModel):
 
 
 @router.post(
-    "/submissions", status_code=201, responses=shapes.answers(shapes.Submission, status=201),
-    openapi_extra=uploads.BODY, summary="Hands in an agent or a script",
-)  # fmt: skip
+    "/submissions",
+    status_code=201,
+    responses=shapes.answers(shapes.Submission, status=201),
+    openapi_extra=uploads.BODY,
+    summary="Hands in an agent or a script",
+)
 async def submit(api: ApiOf, request: Request, who: Anyone) -> Response:
     made = await take(api, request, who)
     shape = await run_in_threadpool(describe, api, who, made, mine=True)
@@ -60,7 +63,7 @@ async def take(api: Api, request: Request, who: Principal) -> Submission:
         raise
 
 
-def _submit(api: Api, request: Request, who: Principal, form: Form) -> Submission:
+def _submit(api: Api, request: Request, who: Principal, form: UploadForm) -> Submission:
     loopback = bool(request.scope["state"].get("loopback"))
     sender = auth.sender(api, who, user_id=form.user_id, client_id=form.client_id, loopback=loopback)
     env_id = api.queries.environment(form.env_id).env_id
@@ -70,10 +73,15 @@ def _submit(api: Api, request: Request, who: Principal, form: Form) -> Submissio
         zipped = len(files) == 1 and files[0].data.startswith(b"PK")
         try:
             made = api.arena.submissions.submit(
-                files, owner=sender.owner, env_id=env_id, algorithm=form.algorithm, main_file=form.main_file,
-                client_id=sender.client_id, anonymous=sender.anonymous,
+                files,
+                owner=sender.owner,
+                env_id=env_id,
+                algorithm=form.algorithm,
+                main_file=form.main_file,
+                client_id=sender.client_id,
+                anonymous=sender.anonymous,
                 address=str(request.scope["state"].get("address", "")),
-            )  # fmt: skip
+            )
         except HarenaError as error:
             api.metrics.refused.labels(_why(error)).inc()
             raise
@@ -92,12 +100,15 @@ def _why(error: HarenaError) -> str:
     "/submissions", responses=shapes.answers(shapes.Submissions), summary="Yours in every state, others' when ranked"
 )
 def submissions(
-    api: ApiOf, who: Reader, owner: OptionalName = None, env_id: OptionalName = None, state: State | None = None,
-    limit: Limit = 50, offset: Offset = 0,
-) -> Response:  # fmt: skip
-    found = api.queries.submissions(
-        viewer(who), owner=owner, env_id=env_id, state=state, limit=limit, offset=offset
-    )  # fmt: skip
+    api: ApiOf,
+    who: Reader,
+    owner: OptionalName = None,
+    env_id: OptionalName = None,
+    state: State | None = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
+) -> Response:
+    found = api.queries.submissions(viewer(who), owner=owner, env_id=env_id, state=state, limit=limit, offset=offset)
     return reply({"submissions": [describe(api, who, one, brief=True) for one in found]})
 
 
@@ -179,9 +190,10 @@ def opponents(api: ApiOf, who: Reader, submission_id: str) -> Response:
 
 
 @router.get(
-    "/submissions/{submission_id}/practice", responses=shapes.answers(shapes.Practice),
+    "/submissions/{submission_id}/practice",
+    responses=shapes.answers(shapes.Practice),
     summary="Owner: its episodes on public seeds",
-)  # fmt: skip
+)
 def practice(api: ApiOf, who: Anyone, submission_id: str) -> Response:
     found = private(api, who, submission_id)
     report = draws.practice(api.store, found.id) or {"score": None, "episodes": []}
@@ -189,13 +201,18 @@ def practice(api: ApiOf, who: Anyone, submission_id: str) -> Response:
 
 
 @router.get(
-    "/submissions/{submission_id}/practice/{episode}", responses=shapes.answers(media=replays.MEDIA),
+    "/submissions/{submission_id}/practice/{episode}",
+    responses=shapes.answers(media=replays.MEDIA),
     summary="Owner: the replay of one of those episodes",
-)  # fmt: skip
+)
 def practice_episode(
-    api: ApiOf, request: Request, who: Anyone, submission_id: str, episode: EpisodeNumber,
+    api: ApiOf,
+    request: Request,
+    who: Anyone,
+    submission_id: str,
+    episode: EpisodeNumber,
     format: Literal["json", "html", "compact"] = "json",
-) -> Response:  # fmt: skip
+) -> Response:
     found, one = _practised(api, who, submission_id, episode)
     if one["replay"] is None:
         raise not_found(f"no replay of practice episode {episode} is kept")
@@ -203,36 +220,44 @@ def practice_episode(
 
 
 @router.get(
-    "/submissions/{submission_id}/practice/{episode}/log", responses=shapes.answers(media=["text/plain"]),
+    "/submissions/{submission_id}/practice/{episode}/log",
+    responses=shapes.answers(media=["text/plain"]),
     summary="Owner: the end of what it printed in one of those episodes",
-)  # fmt: skip
+)
 def practice_log(api: ApiOf, who: Anyone, submission_id: str, episode: EpisodeNumber) -> Response:
     _, one = _practised(api, who, submission_id, episode)
     return replays.text("" if one["log"] is None else api.arena.submissions.kept_log(one["log"]))
 
 
 @router.post(
-    "/submissions/{submission_id}/finalist", responses=shapes.answers(shapes.Submission),
+    "/submissions/{submission_id}/finalist",
+    responses=shapes.answers(shapes.Submission),
     summary="Owner: chooses it for the finals, or takes that back",
-)  # fmt: skip
+)
 def finalist(api: ApiOf, who: Anyone, submission_id: str, body: Choice) -> Response:
     finals.choose(api.store, own(api, who, submission_id), chosen=body.chosen)
     return _changed(api, who, find(api, submission_id))
 
 
 @router.get(
-    "/submissions/{submission_id}/replays", responses=shapes.answers(shapes.EpisodeReplays),
+    "/submissions/{submission_id}/replays",
+    responses=shapes.answers(shapes.EpisodeReplays),
     summary="Its episodes on hidden seeds, once its season has ended",
-)  # fmt: skip
+)
 def episodes(api: ApiOf, who: Reader, submission_id: str) -> Response:
     found = find(api, submission_id)
-    return reply({
-        "replays": [
-            {"episode": one["episode"], "roles": one["roles"],
-             "url": f"/v1/submissions/{found.id}/replays/{one['episode']}"}
-            for one in _revealed(api, found)
-        ]
-    })  # fmt: skip
+    return reply(
+        {
+            "replays": [
+                {
+                    "episode": one["episode"],
+                    "roles": one["roles"],
+                    "url": f"/v1/submissions/{found.id}/replays/{one['episode']}",
+                }
+                for one in _revealed(api, found)
+            ]
+        }
+    )
 
 
 @router.get(
@@ -241,9 +266,13 @@ def episodes(api: ApiOf, who: Reader, submission_id: str) -> Response:
     summary="One of those episodes",
 )
 def episode(
-    api: ApiOf, request: Request, who: Reader, submission_id: str, episode: EpisodeNumber,
+    api: ApiOf,
+    request: Request,
+    who: Reader,
+    submission_id: str,
+    episode: EpisodeNumber,
     format: Literal["json", "html", "compact"] = "json",
-) -> Response:  # fmt: skip
+) -> Response:
     found = find(api, submission_id)
     for one in _revealed(api, found):
         if one["episode"] == episode:
@@ -294,9 +323,7 @@ def viewer(who: Principal) -> Viewer:
     return Viewer(owner=who.owner, client_id=who.client_id, everything=who.can(Scope.HOST))
 
 
-def describe(
-    api: Api, who: Principal, of: Submission, *, mine: bool | None = None, brief: bool = False
-) -> views.Shape:  # fmt: skip
+def describe(api: Api, who: Principal, of: Submission, *, mine: bool | None = None, brief: bool = False) -> views.Shape:
     """`brief`: without what takes a query for each."""
     mine = who.owns(of) if mine is None else mine
     place = api.arena.submissions.place(of) if of.state in _WAITING else None
@@ -307,13 +334,20 @@ def describe(
         ended = _season_ended(api, of)
         found = api.arena.standings.standing(of.id)
         if found is not None:
-            sparks = api.arena.standings.spark([of.id]) if found.board is Board.LADDER else {}
+            sparks = api.arena.standings.spark([of.id]) if found.board is BoardKind.LADDER else {}
             line = views.standing(found, sparks.get(of.id, []))
         bench = roster.benched(api.store, of.id)
     return views.submission(
-        of, mine=mine, sees=mine or who.sees(of), place=place, latest=latest, line=line, bench=bench,
-        finalist=finalist, ended=ended,
-    )  # fmt: skip
+        of,
+        mine=mine,
+        sees=mine or who.sees(of),
+        place=place,
+        latest=latest,
+        line=line,
+        bench=bench,
+        finalist=finalist,
+        ended=ended,
+    )
 
 
 _WAITING = (State.RECEIVED, State.CHECKED, State.QUEUED, State.RUNNING)

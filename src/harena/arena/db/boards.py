@@ -14,7 +14,7 @@ from harena.arena.db.database import Database, columns
 from harena.arena.db.events import EventRepository
 from harena.arena.db.models import Kind, board, named, owners, submissions
 from harena.arena.db.owners import OwnerRepository
-from harena.arena.db.records import Entry, Filter, Sort, Submission, page
+from harena.arena.db.records import BoardEntry, Filter, Sort, Submission, page
 from harena.arena.db.seasons import SeasonRepository
 
 CROWD = 7000
@@ -31,14 +31,20 @@ class BoardRepository:
         self._events = events
 
     def top(
-        self, env_id: str, *, kind: Kind = Kind.VERIFIED, where: Filter | None = None,
-        sort: Sort = Sort.SCORE_DESC, limit: int = 50, offset: int = 0,
-    ) -> list[Entry]:  # fmt: skip
+        self,
+        env_id: str,
+        *,
+        kind: Kind = Kind.VERIFIED,
+        where: Filter | None = None,
+        sort: Sort = Sort.SCORE_DESC,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[BoardEntry]:
         """The best entry of each owner and algorithm, of one kind."""
         where = where or Filter()
         crowded = self._crowded(env_id, kind, where, sort)
         query = board_query(env_id, kind, where, sort, crowded=crowded).limit(page(limit)).offset(offset)
-        return [Entry(**row) for row in self._database.rows(query)]
+        return [BoardEntry(**row) for row in self._database.rows(query)]
 
     def size(self, env_id: str, *, kind: Kind = Kind.VERIFIED, where: Filter | None = None) -> int:
         """Entries that `leaderboard` would give without a limit."""
@@ -86,7 +92,10 @@ class BoardRepository:
 
 _BEST = (
     sa.select(
-        submissions.c.id.label("submission_id"), submissions.c.score, submissions.c.low, submissions.c.high,
+        submissions.c.id.label("submission_id"),
+        submissions.c.score,
+        submissions.c.low,
+        submissions.c.high,
         submissions.c.created_at.label("at"),
     )
     .where(*(submissions.c[name] == sa.bindparam(f"of_{name}") for name in ("env_id", "kind", "owner_id", "algorithm")))
@@ -94,16 +103,16 @@ _BEST = (
     .where(submissions.c.score.is_not(None), submissions.c.deleted_at.is_(None))
     .order_by(submissions.c.score.desc(), submissions.c.created_at, submissions.c.id)
     .limit(1)
-)  # fmt: skip
+)
 
 # Not joins: a planner that started from the owners would read the whole board.
 _OWNER_NAME = sa.select(owners.c.name).where(owners.c.id == board.c.owner_id).scalar_subquery().label("owner")
-_ENTRIES = sa.select(*columns(board, Entry), _OWNER_NAME)
+_ENTRIES = sa.select(*columns(board, BoardEntry), _OWNER_NAME)
 
 
 def board_query(
     env_id: str, kind: Kind, where: Filter, sort: Sort, *, crowded: bool = False
-) -> sa.Select[*tuple[Any, ...]]:  # fmt: skip
+) -> sa.Select[*tuple[Any, ...]]:
     """Says to the planner, who does not know how many rows a filter leaves, which index to take: a column plus 0 is in
     none. One owner has few entries, so these are sorted; of a crowded range, the first 50 in order are soon found."""
     by_score, alone = Sort(sort) is Sort.SCORE_DESC, where.user is not None
@@ -122,7 +131,5 @@ def board_query(
     return query.order_by(at, board.c.submission_id)
 
 
-def _between(
-    column: sa.ColumnElement[float], low: float | None, high: float | None
-) -> list[sa.ColumnElement[bool]]:  # fmt: skip
+def _between(column: sa.ColumnElement[float], low: float | None, high: float | None) -> list[sa.ColumnElement[bool]]:
     return [*([] if low is None else [column >= low]), *([] if high is None else [column <= high])]

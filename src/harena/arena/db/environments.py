@@ -33,7 +33,7 @@ class EnvironmentRepository:
         values = {"kind": EnvironmentKind(kind), "settings": settings or {}, "enabled": enabled, "updated_at": now}
         insert = self._database.insert(environments).values(
             env_id=name_text(env_id, "an environment's id"), created_at=now, **values
-        )  # fmt: skip
+        )
         with self._database.begin() as connection:
             connection.execute(insert.on_conflict_do_update(index_elements=["env_id"], set_=values))
             return self.get(env_id)

@@ -311,9 +311,10 @@ class Queue:
         cost_s = max(MIN_COST_S, self._pace_of(kind, share) or self._pace_s(kind) or UNKNOWN_COST_S)
         mine = (jobs.c.kind == kind) & (jobs.c.share == share)
         active = self.database.rows(
-            sa.select(jobs.c.part, jobs.c.turn, jobs.c.cost_s, jobs.c.state, jobs.c.started_at)
-            .where(mine, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING]))
-        )  # fmt: skip
+            sa.select(jobs.c.part, jobs.c.turn, jobs.c.cost_s, jobs.c.state, jobs.c.started_at).where(
+                mine, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
+            )
+        )
         others = len({row["part"] for row in active} - {part})
         # Each of the share's users pays for all of them: together they have one share's pace.
         turn = self._virtual_time(kind) + others * cost_s
@@ -398,9 +399,10 @@ def _first(*what: sa.ColumnElement[Any]) -> sa.Select[Any]:
 _HEAD = _first(*columns(jobs, QueuedJob))
 _next = _first(jobs.c.id).with_for_update(skip_locked=True).scalar_subquery()
 _LINE = sa.select(
-    sa.func.count().label("n"), sa.func.sum(jobs.c.cost_s).label("cost_s"),
+    sa.func.count().label("n"),
+    sa.func.sum(jobs.c.cost_s).label("cost_s"),
     sa.func.sum(sa.case((jobs.c.cost_s == 0, 1), else_=0)).label("unknown"),
-)  # fmt: skip
+)
 CLAIM = (
     jobs.update()
     .where(jobs.c.id == _next)
@@ -421,10 +423,18 @@ def _new(
     kind: str, payload: dict[str, Any], key: str | None, priority: int, now: float, delay_s: float, max_attempts: int
 ) -> dict[str, Any]:
     return {
-        "kind": name_text(kind, "a job's kind", max_chars=32), "payload": payload, "priority": priority,
-        "key": None if key is None else name_text(key, "a job's key"), "state": JobState.QUEUED, "attempts": 0,
-        "max_attempts": max_attempts, "fence": 0, "reason": "", "run_at": now + delay_s, "created_at": now,
-    }  # fmt: skip
+        "kind": name_text(kind, "a job's kind", max_chars=32),
+        "payload": payload,
+        "priority": priority,
+        "key": None if key is None else name_text(key, "a job's key"),
+        "state": JobState.QUEUED,
+        "attempts": 0,
+        "max_attempts": max_attempts,
+        "fence": 0,
+        "reason": "",
+        "run_at": now + delay_s,
+        "created_at": now,
+    }
 
 
 def _after_failure(job: QueuedJob, reason: str, now: float, *, retry: bool) -> dict[str, Any]:
@@ -446,9 +456,7 @@ def _ahead(job: QueuedJob) -> sa.ColumnElement[bool]:
 
 def _ended(kind: str, what: sa.Label[Any]) -> sa.Subquery:
     """Select one column of the latest finished jobs of that kind."""
-    recent = sa.select(what).where(
-        jobs.c.kind == kind, jobs.c.finished_at.is_not(None), jobs.c.state == JobState.DONE
-    )  # fmt: skip
+    recent = sa.select(what).where(jobs.c.kind == kind, jobs.c.finished_at.is_not(None), jobs.c.state == JobState.DONE)
     return recent.order_by(jobs.c.finished_at.desc()).limit(RECENT).subquery()
 
 

@@ -54,11 +54,17 @@ class KeyRepository:
         key_id = secrets.token_hex(8)
         token = f"{TOKEN_PREFIX}_{key_id}_{secrets.token_urlsafe(32)}"
         with self._database.begin() as connection:
-            connection.execute(keys.insert().values(
-                id=key_id, owner_id=owner_id, digest=_token_digest(token), scopes=",".join(sorted(chosen)),
-                label=name_text(label, "a key's label") if label else "", created_at=now,
-                expires_at=None if lifetime_s is None else now + lifetime_s,
-            ))  # fmt: skip
+            connection.execute(
+                keys.insert().values(
+                    id=key_id,
+                    owner_id=owner_id,
+                    digest=_token_digest(token),
+                    scopes=",".join(sorted(chosen)),
+                    label=name_text(label, "a key's label") if label else "",
+                    created_at=now,
+                    expires_at=None if lifetime_s is None else now + lifetime_s,
+                )
+            )
             return self.get(key_id), token
 
     def authenticate(self, token: str, scope: Scope) -> Key:

@@ -127,10 +127,18 @@ class MatchRepository:
             raise SpecError(f"a match has 1 to {MAX_SEATS} seats")
         match_id = uuid.uuid4().hex
         values = {
-            "id": match_id, "env_id": env_id, "season_id": season_id, "seed": str(seed), "kind": MatchKind(kind),
-            "rated": kind is MatchKind.LADDER, "tournament_id": tournament_id, "pairing": pairing,
-            "state": MatchState.SCHEDULED, "reason": "", "created_at": self._database.clock(),
-        }  # fmt: skip
+            "id": match_id,
+            "env_id": env_id,
+            "season_id": season_id,
+            "seed": str(seed),
+            "kind": MatchKind(kind),
+            "rated": kind is MatchKind.LADDER,
+            "tournament_id": tournament_id,
+            "pairing": pairing,
+            "state": MatchState.SCHEDULED,
+            "reason": "",
+            "created_at": self._database.clock(),
+        }
         with self._database.begin() as connection:
             self._lock_environment(env_id)
             if season_id is not None:
@@ -161,19 +169,30 @@ class MatchRepository:
             found = self.get(match_id)
             _check_result(found, MatchState(state), seats, winner)
             values = {
-                "state": MatchState(state), "winner": winner, "reason": reason_text(reason),
+                "state": MatchState(state),
+                "winner": winner,
+                "reason": reason_text(reason),
                 "replay_digest": None if replay_digest is None else digest_text(replay_digest),
-                "steps": steps, "wall_s": wall_s, "finished_at": self._database.clock(),
-            }  # fmt: skip
+                "steps": steps,
+                "wall_s": wall_s,
+                "finished_at": self._database.clock(),
+            }
             open_ = (matches.c.id == match_id) & (matches.c.state == MatchState.SCHEDULED)
             if connection.execute(matches.update().where(open_).values(values)).rowcount != 1:
                 raise Conflict(f"match {match_id} is {found.state} already")
             for number, seat in enumerate(seats):
                 here = (models.seats.c.match_number == found.number) & (models.seats.c.seat == number)
-                connection.execute(models.seats.update().where(here).values(
-                    score=seat.score, status=seat.status, reason=reason_text(seat.reason), cpu_s=seat.cpu_s,
-                    log_digest=None if seat.log_digest is None else digest_text(seat.log_digest),
-                ))  # fmt: skip
+                connection.execute(
+                    models.seats.update()
+                    .where(here)
+                    .values(
+                        score=seat.score,
+                        status=seat.status,
+                        reason=reason_text(seat.reason),
+                        cpu_s=seat.cpu_s,
+                        log_digest=None if seat.log_digest is None else digest_text(seat.log_digest),
+                    )
+                )
             return self.get(match_id)
 
     def get(self, match_id: str) -> MatchRecord:
@@ -202,9 +221,12 @@ class MatchRepository:
     ) -> list[MatchRecord]:
         """Newest first; `before`: only with smaller numbers."""
         wanted = {
-            matches.c.env_id: env_id, matches.c.season_id: season_id, matches.c.tournament_id: tournament_id,
-            matches.c.kind: kind, matches.c.state: state,
-        }  # fmt: skip
+            matches.c.env_id: env_id,
+            matches.c.season_id: season_id,
+            matches.c.tournament_id: tournament_id,
+            matches.c.kind: kind,
+            matches.c.state: state,
+        }
         which = sa.select(matches.c.number).where(*(col == value for col, value in wanted.items() if value is not None))
         if submission_id is not None:
             played = sa.select(seats.c.match_number).where(seats.c.submission_id == submission_id)
@@ -234,31 +256,41 @@ class MatchRepository:
         row = self._database.row(query)
         return row["n"] if row else 0
 
-    def log(
-        self, env_id: str, *, season_id: int | None = None, after: int = 0, limit: int = 1000
-    ) -> list[MatchRecord]:  # fmt: skip
+    def log(self, env_id: str, *, season_id: int | None = None, after: int = 0, limit: int = 1000) -> list[MatchRecord]:
         """Rated matches with a result, in order of creation, up to the first one that is still open: a fold over them
         gives the same ratings whenever it is taken up again. With a season: its own only."""
         which = sa.select(matches.c.number).where(
-            *within(env_id, season_id), matches.c.state == MatchState.FINISHED, matches.c.rated.is_(True),
-            matches.c.number > after, matches.c.number <= self.settled_up_to(env_id, season_id=season_id),
-        )  # fmt: skip
+            *within(env_id, season_id),
+            matches.c.state == MatchState.FINISHED,
+            matches.c.rated.is_(True),
+            matches.c.number > after,
+            matches.c.number <= self.settled_up_to(env_id, season_id=season_id),
+        )
         return self.select(matches.c.number.in_(which.order_by(matches.c.number).limit(limit)))
 
     def settled_up_to(self, env_id: str, *, season_id: int | None = None) -> int:
         """The number before that of the first rated match that is still open; the largest there is, if none is."""
         first = sa.select(sa.func.min(matches.c.number).label("n")).where(
             *within(env_id, season_id), matches.c.rated.is_(True), matches.c.state == MatchState.SCHEDULED
-        )  # fmt: skip
+        )
         row = self._database.row(first)
         return MAX_NUMBER if row is None or row["n"] is None else row["n"] - 1
 
     def results(self, env_id: str, *, season_id: int, after: int, up_to: int, limit: int = 10_000) -> list[RatedResult]:
         """What `match_log` has, with no more than ratings need: for a long log."""
-        log = sa.select(matches.c.number, matches.c.winner, matches.c.finished_at).where(
-            *within(env_id, season_id), matches.c.state == MatchState.FINISHED, matches.c.rated.is_(True),
-            matches.c.number > after, matches.c.number <= up_to,
-        ).order_by(matches.c.number).limit(limit).subquery()  # fmt: skip
+        log = (
+            sa.select(matches.c.number, matches.c.winner, matches.c.finished_at)
+            .where(
+                *within(env_id, season_id),
+                matches.c.state == MatchState.FINISHED,
+                matches.c.rated.is_(True),
+                matches.c.number > after,
+                matches.c.number <= up_to,
+            )
+            .order_by(matches.c.number)
+            .limit(limit)
+            .subquery()
+        )
         query = sa.select(log, seats.c.submission_id, seats.c.score).join(seats, seats.c.match_number == log.c.number)
         found: list[RatedResult] = []
         with self._database.read() as connection:
@@ -273,7 +305,7 @@ class MatchRepository:
         over = [*within(env_id, season_id), matches.c.rated.is_(True), matches.c.state != MatchState.SCHEDULED]
         query = sa.select(seats.c.submission_id, sa.func.count().label("n")).join(
             matches, matches.c.number == seats.c.match_number
-        )  # fmt: skip
+        )
         rows = self._database.rows(query.where(*over).group_by(seats.c.submission_id))
         return {row["submission_id"]: row["n"] for row in rows}
 
@@ -308,9 +340,9 @@ _MATCH_COLUMNS = columns(matches, MatchRecord)
 _MATCH_FIELDS = [column.name for column in _MATCH_COLUMNS]
 _SEAT_COLUMNS = columns(seats, MatchSeat)
 _SEAT_FIELDS = [column.name for column in _SEAT_COLUMNS]
-_MATCHES = sa.select(
-    *_MATCH_COLUMNS, *(column.label(f"seat_{column.name}") for column in _SEAT_COLUMNS)
-).join(seats, seats.c.match_number == matches.c.number)  # fmt: skip
+_MATCHES = sa.select(*_MATCH_COLUMNS, *(column.label(f"seat_{column.name}") for column in _SEAT_COLUMNS)).join(
+    seats, seats.c.match_number == matches.c.number
+)
 
 
 def within(env_id: str, season_id: int | None) -> list[sa.ColumnElement[bool]]:

@@ -178,7 +178,7 @@ class MatchKind(enum.StrEnum):
     """Finals of a season too."""
 
 
-class Board(enum.StrEnum):
+class BoardKind(enum.StrEnum):
     """What a line of a board rests on. The three never mix."""
 
     VERIFIED = "verified"
@@ -327,7 +327,7 @@ def json_text(value: dict[str, Any]) -> str:
     return text
 
 
-class Choice(sa.TypeDecorator[enum.StrEnum]):
+class EnumText(sa.TypeDecorator[enum.StrEnum]):
     """An enum by its value."""
 
     impl = sa.String(16)
@@ -390,7 +390,7 @@ environments = sa.Table(
     "environments",
     metadata,
     sa.Column("env_id", _Name, primary_key=True),
-    sa.Column("kind", Choice(EnvironmentKind), nullable=False),
+    sa.Column("kind", EnumText(EnvironmentKind), nullable=False),
     sa.Column("settings", Json, nullable=False),
     sa.Column("enabled", sa.Boolean, nullable=False),
     _time("created_at"),
@@ -411,9 +411,12 @@ seasons = sa.Table(
     sqlite_autoincrement=True,
 )
 sa.Index(
-    "one_live_season", seasons.c.env_id, unique=True,
-    sqlite_where=seasons.c.ended_at.is_(None), postgresql_where=seasons.c.ended_at.is_(None),
-)  # fmt: skip
+    "one_live_season",
+    seasons.c.env_id,
+    unique=True,
+    sqlite_where=seasons.c.ended_at.is_(None),
+    postgresql_where=seasons.c.ended_at.is_(None),
+)
 
 submissions = sa.Table(
     "submissions",
@@ -428,8 +431,8 @@ submissions = sa.Table(
     sa.Column("main_file", _Name, nullable=False),
     sa.Column("digest", _Digest, nullable=False),
     sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("kind", Choice(Kind), nullable=False),
-    sa.Column("state", Choice(State), nullable=False),
+    sa.Column("kind", EnumText(Kind), nullable=False),
+    sa.Column("state", EnumText(State), nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("warnings", sa.Text, nullable=False, server_default=""),  # one a line
     sa.Column("log_digest", _Digest),
@@ -464,7 +467,7 @@ evaluations = sa.Table(
     metadata,
     sa.Column("id", _Serial, primary_key=True, autoincrement=True),
     sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), nullable=False, index=True),
-    sa.Column("kind", Choice(Kind), nullable=False),
+    sa.Column("kind", EnumText(Kind), nullable=False),
     sa.Column("score", sa.Double, nullable=False),
     sa.Column("low", sa.Double),
     sa.Column("high", sa.Double),
@@ -506,7 +509,7 @@ finalists = sa.Table(
     sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), primary_key=True),
     sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), nullable=False),
     sa.Column("chosen", sa.Boolean, nullable=False),  # by its owner
-    sa.Column("state", Choice(FinalState), nullable=False),
+    sa.Column("state", EnumText(FinalState), nullable=False),
     sa.Column("job_id", _Serial),
     sa.Column("score", sa.Double),
     sa.Column("low", sa.Double),
@@ -520,7 +523,7 @@ board = sa.Table(
     "board",
     metadata,
     sa.Column("env_id", _Name, primary_key=True),
-    sa.Column("kind", Choice(Kind), primary_key=True),
+    sa.Column("kind", EnumText(Kind), primary_key=True),
     sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), primary_key=True),
     sa.Column("algorithm", _Name, primary_key=True),
     sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), nullable=False),
@@ -534,8 +537,13 @@ sa.Index("board_by_score", board.c.env_id, board.c.kind, board.c.score.desc(), b
 sa.Index("board_by_date", board.c.env_id, board.c.kind, board.c.at, board.c.submission_id)
 sa.Index(
     "board_of_algorithm",
-    board.c.env_id, board.c.kind, board.c.algorithm, board.c.score.desc(), board.c.at, board.c.submission_id,
-)  # fmt: skip
+    board.c.env_id,
+    board.c.kind,
+    board.c.algorithm,
+    board.c.score.desc(),
+    board.c.at,
+    board.c.submission_id,
+)
 
 matches = sa.Table(
     "matches",
@@ -546,10 +554,10 @@ matches = sa.Table(
     sa.Column("season_id", _Serial, sa.ForeignKey("seasons.id")),
     sa.Column("seed", sa.String(20), nullable=False),  # unsigned 64 bit: more than the databases' integers hold
     sa.Column("rated", sa.Boolean, nullable=False),
-    sa.Column("kind", Choice(MatchKind), nullable=False),
+    sa.Column("kind", EnumText(MatchKind), nullable=False),
     sa.Column("tournament_id", _Id, sa.ForeignKey("tournaments.id"), index=True),
     sa.Column("pairing", sa.Integer),  # its number in a tournament's schedule; the seat of a challenger
-    sa.Column("state", Choice(MatchState), nullable=False),
+    sa.Column("state", EnumText(MatchState), nullable=False),
     sa.Column("winner", sa.Integer),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("steps", sa.Integer),
@@ -591,7 +599,7 @@ standings = sa.Table(
     "standings",
     metadata,
     sa.Column("season_id", _Serial, sa.ForeignKey("seasons.id"), primary_key=True),
-    sa.Column("board", Choice(Board), primary_key=True),
+    sa.Column("board", EnumText(BoardKind), primary_key=True),
     sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), primary_key=True),
     sa.Column("env_id", _Name, nullable=False),
     sa.Column("owner", _Name, nullable=False),
@@ -636,7 +644,7 @@ tournaments = sa.Table(
     sa.Column("format", sa.String(32), nullable=False),
     sa.Column("finals", sa.Boolean, nullable=False),  # decides the season
     sa.Column("settings", Json, nullable=False),  # games, rounds, seed, participants by submission id
-    sa.Column("state", Choice(TournamentState), nullable=False),
+    sa.Column("state", EnumText(TournamentState), nullable=False),
     sa.Column("result", Json),  # rounds, ties and standings, as far as they are known
     _time("created_at"),
     _time("finished_at", nullable=True),
@@ -661,7 +669,7 @@ jobs = sa.Table(
     sa.Column("kind", sa.String(32), nullable=False),
     sa.Column("payload", Json, nullable=False),
     sa.Column("key", _Name, unique=True),
-    sa.Column("state", Choice(JobState), nullable=False),
+    sa.Column("state", EnumText(JobState), nullable=False),
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("max_attempts", sa.Integer, nullable=False),
@@ -682,7 +690,12 @@ jobs = sa.Table(
 )
 sa.Index("jobs_in_order", jobs.c.state, jobs.c.kind, jobs.c.priority.desc(), jobs.c.turn, jobs.c.id)
 sa.Index(
-    "jobs_of_share", jobs.c.share, jobs.c.kind, jobs.c.state, jobs.c.turn,
-    sqlite_where=jobs.c.share != "", postgresql_where=jobs.c.share != "",
-)  # fmt: skip
+    "jobs_of_share",
+    jobs.c.share,
+    jobs.c.kind,
+    jobs.c.state,
+    jobs.c.turn,
+    sqlite_where=jobs.c.share != "",
+    postgresql_where=jobs.c.share != "",
+)
 sa.Index("jobs_by_end", jobs.c.kind, jobs.c.finished_at)

@@ -53,9 +53,7 @@ class OwnerRepository:
         """For this owner alone; None: the host's default."""
         owner_id = self.ensure(name).id
         with self._database.begin() as connection:
-            connection.execute(
-                owners.update().where(owners.c.id == owner_id).values(per_day=per_day, at_once=at_once)
-            )  # fmt: skip
+            connection.execute(owners.update().where(owners.c.id == owner_id).values(per_day=per_day, at_once=at_once))
             return self.ensure(name)
 
     def lock(self, owner_id: str) -> None:

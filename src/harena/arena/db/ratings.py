@@ -73,7 +73,7 @@ class RatingRepository:
         moved = sa.exists().where(ratings.c.match_number == matches.c.number)
         newest = sa.select(matches.c.number).where(
             *within(env_id, season_id), matches.c.state == MatchState.FINISHED, moved
-        )  # fmt: skip
+        )
         row = self._database.row(newest.order_by(matches.c.number.desc()).limit(1))
         return row["number"] if row else 0
 

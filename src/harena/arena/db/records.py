@@ -53,7 +53,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class EvaluationOutcome:
     """What an evaluation found. An end of the interval is None where too little is known."""
 
     score: float
@@ -82,7 +82,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class BoardEntry:
     """A line of a board: the best of an owner's submissions of one algorithm."""
 
     env_id: str

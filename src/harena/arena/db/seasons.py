@@ -36,13 +36,16 @@ class SeasonRepository:
 
     def start(
         self, env_id: str, name: str, *, secret: bytes | None = None, final_secret: bytes | None = None
-    ) -> Season:  # fmt: skip
+    ) -> Season:
         """At most one runs in an environment. Give secrets only to repeat a season."""
         values = {
-            "env_id": env_id, "name": name_text(name, "a season's name"), "secret": secret or secrets.token_bytes(32),
+            "env_id": env_id,
+            "name": name_text(name, "a season's name"),
+            "secret": secret or secrets.token_bytes(32),
             "final_secret": final_secret or secrets.token_bytes(32),
-            "frozen": False, "started_at": self._database.clock(),
-        }  # fmt: skip
+            "frozen": False,
+            "started_at": self._database.clock(),
+        }
         with self._database.begin() as connection:
             self._environments.get(env_id)
             if self.live(env_id) is not None:

@@ -34,7 +34,7 @@ from harena.arena.db.models import (
 )
 from harena.arena.db.owners import OwnerRepository
 from harena.arena.db.quotas import QuotaRepository
-from harena.arena.db.records import MAX_PAGE, Evaluation, Outcome, Quota, Submission, page
+from harena.arena.db.records import MAX_PAGE, Evaluation, EvaluationOutcome, Quota, Submission, page
 from harena.arena.db.seasons import SeasonRepository
 from harena.errors import SpecError
 
@@ -76,12 +76,20 @@ class SubmissionRepository:
         """Received, and counted against the quota."""
         now, submission_id = self._database.clock(), uuid.uuid4().hex
         values = {
-            "id": submission_id, "env_id": env_id, "algorithm": name_text(algorithm, "an algorithm's name"),
-            "digest": digest_text(digest), "main_file": name_text(main_file, "a file's name"),
+            "id": submission_id,
+            "env_id": env_id,
+            "algorithm": name_text(algorithm, "an algorithm's name"),
+            "digest": digest_text(digest),
+            "main_file": name_text(main_file, "a file's name"),
             "client_id": None if client_id is None else name_text(client_id, "a client's id"),
-            "anonymous": anonymous, "warnings": reason_text("\n".join(warnings)), "kind": Kind(kind),
-            "state": State.RECEIVED, "reason": "", "created_at": now, "updated_at": now,
-        }  # fmt: skip
+            "anonymous": anonymous,
+            "warnings": reason_text("\n".join(warnings)),
+            "kind": Kind(kind),
+            "state": State.RECEIVED,
+            "reason": "",
+            "created_at": now,
+            "updated_at": now,
+        }
         with self._database.begin() as connection:
             season_id, who = self._open_season(env_id), self._owners.ensure(owner)
             self._owners.lock(who.id)
@@ -107,9 +115,16 @@ class SubmissionRepository:
         return self.where(owner=owner, limit=limit, offset=offset)
 
     def where(
-        self, *, owner: str | None = None, env_id: str | None = None, algorithm: str | None = None,
-        states: Collection[State] | None = None, client_id: str | None = None, limit: int = 50, offset: int = 0,
-    ) -> list[Submission]:  # fmt: skip
+        self,
+        *,
+        owner: str | None = None,
+        env_id: str | None = None,
+        algorithm: str | None = None,
+        states: Collection[State] | None = None,
+        client_id: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[Submission]:
         """Newest first, without the deleted ones. `client_id` finds only what was sent without a key."""
         query = _SUBMISSIONS.where(submissions.c.deleted_at.is_(None))
         if owner is not None:
@@ -146,18 +161,22 @@ class SubmissionRepository:
         query = query.order_by(submissions.c.created_at, submissions.c.id).limit(page(limit))
         return [Submission(**row) for row in self._database.rows(query)]
 
-    def move(
-        self, submission_id: str, event: Event, *, reason: str = "", seen: State | None = None
-    ) -> Submission:  # fmt: skip
+    def move(self, submission_id: str, event: Event, *, reason: str = "", seen: State | None = None) -> Submission:
         """Changes the state by `event`; with `seen`, only if the state is still that one."""
         if event in (Event.CHECK, Event.RANK, Event.REJECT, Event.FAIL):
             raise SpecError(f"use the method {event}: it writes more than the state")
         return self._move(submission_id, event, reason=reason, seen=seen)
 
     def _move(
-        self, submission_id: str, event: Event, *, reason: str = "", log_digest: str | None = None,
-        seen: State | None = None, also: Mapping[str, Any] | None = None,
-    ) -> Submission:  # fmt: skip
+        self,
+        submission_id: str,
+        event: Event,
+        *,
+        reason: str = "",
+        log_digest: str | None = None,
+        seen: State | None = None,
+        also: Mapping[str, Any] | None = None,
+    ) -> Submission:
         with self._database.begin() as connection:
             before = self.get(submission_id)
             if seen is not None and before.state is not seen:
@@ -195,22 +214,31 @@ class SubmissionRepository:
             return self.get(submission_id)
 
     def rank(
-        self, submission_id: str, outcome: Outcome, *, log_digest: str | None = None, warnings: Sequence[str] = ()
-    ) -> Submission:  # fmt: skip
+        self,
+        submission_id: str,
+        outcome: EvaluationOutcome,
+        *,
+        log_digest: str | None = None,
+        warnings: Sequence[str] = (),
+    ) -> Submission:
         """Keeps the evaluation and puts its score on the board of the submission's kind."""
         scores = {"score": outcome.score, "low": outcome.low, "high": outcome.high}
         with self._database.begin() as connection:
             more = scores | self._warned(submission_id, warnings)
             ranked = self._move(submission_id, Event.RANK, log_digest=log_digest, also=more)
-            connection.execute(evaluations.insert().values(
-                submission_id=submission_id, kind=ranked.kind, episodes=outcome.episodes, metrics=outcome.metrics,
-                created_at=self._database.clock(), **scores,
-            ))  # fmt: skip
+            connection.execute(
+                evaluations.insert().values(
+                    submission_id=submission_id,
+                    kind=ranked.kind,
+                    episodes=outcome.episodes,
+                    metrics=outcome.metrics,
+                    created_at=self._database.clock(),
+                    **scores,
+                )
+            )
             return ranked
 
-    def enter(
-        self, submission_id: str, *, log_digest: str | None = None, warnings: Sequence[str] = ()
-    ) -> Submission:  # fmt: skip
+    def enter(self, submission_id: str, *, log_digest: str | None = None, warnings: Sequence[str] = ()) -> Submission:
         """Ranked without a score: it can play, and what it is worth the ladder's matches will show."""
         with self._database.begin():
             also = self._warned(submission_id, warnings)
@@ -220,9 +248,7 @@ class SubmissionRepository:
         """The code is not acceptable; what it had scored before no longer counts."""
         return self._move(submission_id, Event.REJECT, reason=reason, log_digest=log_digest, also=_NO_SCORE)
 
-    def fail(
-        self, submission_id: str, reason: str, *, platform: bool, log_digest: str | None = None
-    ) -> Submission:  # fmt: skip
+    def fail(self, submission_id: str, reason: str, *, platform: bool, log_digest: str | None = None) -> Submission:
         """A platform fault gives the quota back and leaves an earlier score alone; the agent's own takes it away."""
         with self._database.begin():
             dropped = {} if platform else _NO_SCORE

@@ -36,11 +36,14 @@ class Challenges:
             seats = registry.make(mine.env_id).seats
             return [
                 self._matches.create(
-                    mine.env_id, [(mine, other)[(game + seat) % 2].id for seat in range(seats)],
-                    kind=MatchKind.CHALLENGE, season_id=season.id if season else None, pairing=game % 2,
+                    mine.env_id,
+                    [(mine, other)[(game + seat) % 2].id for seat in range(seats)],
+                    kind=MatchKind.CHALLENGE,
+                    season_id=season.id if season else None,
+                    pairing=game % 2,
                 )
                 for game in range(games)
-            ]  # fmt: skip
+            ]
 
     def _agent(self, submission_id: str) -> Submission:
         submission = self._store.submissions.get(submission_id)

@@ -26,7 +26,7 @@ TAKE_UP = 10_000
 
 
 @dataclass(slots=True)
-class Tally:
+class GameTally:
     """Of one agent's rated games."""
 
     wins: int = 0
@@ -66,9 +66,7 @@ class Fold:
                 if self._store.ratings.rated_up_to(self.env_id, season_id=self.season_id) != self.number:
                     self._forget()
                     self._take_up()
-                matches = self._store.matches.log(
-                    self.env_id, season_id=self.season_id, after=self.number, limit=BATCH
-                )  # fmt: skip
+                matches = self._store.matches.log(self.env_id, season_id=self.season_id, after=self.number, limit=BATCH)
                 results = [result_of(match) for match in matches]
                 self._meet(results)
                 after = {result.number: self.apply(result) for result in results}
@@ -94,7 +92,7 @@ class Fold:
         """Of the last match that counts."""
         self.ratings: dict[str, Rating] = {}
         self.log: list[RatedOutcome] = []
-        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self.tallies: defaultdict[str, GameTally] = defaultdict(GameTally)
         self._agents: dict[str, RosterAgent] = {}
         self._played: defaultdict[str, dict[int, str]] = defaultdict(dict)
 
@@ -157,19 +155,24 @@ class FromNothing(Fold):
             after = self.apply(result)
             self.history += [
                 StoredRating(
-                    match_number=result.number, submission_id=key, mu=after[key].mu, sigma=after[key].sigma,
+                    match_number=result.number,
+                    submission_id=key,
+                    mu=after[key].mu,
+                    sigma=after[key].sigma,
                     created_at=result.at,
                 )
                 for key in sorted(after)
-            ]  # fmt: skip
+            ]
 
 
 def result_of(match: MatchRecord) -> RatedResult:
     return RatedResult(
-        number=match.number, winner=match.winner, at=match.finished_at or 0.0,
+        number=match.number,
+        winner=match.winner,
+        at=match.finished_at or 0.0,
         agents=tuple(seat.submission_id for seat in match.seats),
         scores=tuple(seat.score or 0.0 for seat in match.seats),
-    )  # fmt: skip
+    )
 
 
 def played(rating: Rating, games: int) -> Rating:

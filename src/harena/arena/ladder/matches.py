@@ -24,7 +24,7 @@ from harena.arena.events.bus import Hub
 from harena.arena.queue import kinds
 from harena.arena.queue.workers import Commit
 from harena.arena.settings import EnvironmentSettings
-from harena.arena.submissions.evaluate import Cancelled
+from harena.arena.submissions.evaluate import EvaluationCancelled
 from harena.arena.submissions.service import Submissions
 from harena.errors import SpecError
 from harena.match.replay import format as replay_format
@@ -42,7 +42,7 @@ _STATES = {MatchStatus.FINISHED: MatchState.FINISHED, MatchStatus.TIMEOUT: Match
 class MatchService:
     def __init__(
         self, store: Store, queue: Queue, files: FileStore, hub: Hub, runner: Runner, submissions: Submissions
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = store
         self._queue = queue
         self._files = files
@@ -73,9 +73,14 @@ class MatchService:
             if season_id is not None and self._store.seasons.get(season_id).ended_at is not None:
                 raise Conflict("the season has ended")
             match = self._store.matches.create(
-                env_id, participants, seed=seed, kind=kind, season_id=season_id, tournament_id=tournament_id,
+                env_id,
+                participants,
+                seed=seed,
+                kind=kind,
+                season_id=season_id,
+                tournament_id=tournament_id,
                 pairing=pairing,
-            )  # fmt: skip
+            )
             self._queue.enqueue(JOB, {"match_id": match.id}, key=_key(match.id), share=self._share(match))
             self._tell(match, "scheduled")
             return match
@@ -114,7 +119,7 @@ class MatchService:
         """Voids open matches that no job will play, because somebody cancelled it."""
         at_hand = sa.exists().where(
             jobs.c.key == sa.literal(_key("")) + matches.c.id, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
-        )  # fmt: skip
+        )
         # Every one by name, because the index starts with it.
         somewhere = matches.c.env_id.in_(sa.select(environments.c.env_id))
         stray = sa.select(matches.c.id).where(somewhere, matches.c.state == MatchState.SCHEDULED, ~at_hand)
@@ -141,18 +146,24 @@ class MatchService:
         replay = result.replay and self._files.put(public_replay(result.replay))
         seats = [(seat.agent, seat.status.value) for seat in result.seats]
         return {
-            "state": _STATES[result.status], "winner": result.winner,
+            "state": _STATES[result.status],
+            "winner": result.winner,
             "reason": public_reason(result.reason, seats) or result.error,
-            "steps": result.steps, "wall_s": result.wall_s, "replay_digest": replay or None,
+            "steps": result.steps,
+            "wall_s": result.wall_s,
+            "replay_digest": replay or None,
             "seats": [self._seated(seat) for seat in result.seats],
-        }  # fmt: skip
+        }
 
     def _seated(self, seat: SeatResult) -> Seated:
         log = seat.log.encode("utf-8", "replace")
         return Seated(
-            score=seat.score, status=seat.status.value, reason=seat.reason, cpu_s=seat.cpu_s,
+            score=seat.score,
+            status=seat.status.value,
+            reason=seat.reason,
+            cpu_s=seat.cpu_s,
             log_digest=self._files.put(log) if log else None,
-        )  # fmt: skip
+        )
 
     def _finish(self, match_id: str, **end: Any) -> None:
         with self._store.begin():
@@ -160,9 +171,16 @@ class MatchService:
                 self._tell(self._store.matches.finish(match_id, **end), FINISHED)
 
     def _tell(self, match: MatchRecord, kind: str) -> None:
-        body = {"id": match.id, "number": match.number, "env_id": match.env_id, "state": match.state.value,
-                "kind": match.kind.value, "winner": match.winner, "tournament_id": match.tournament_id,
-                "submissions": [seat.submission_id for seat in match.seats]}  # fmt: skip
+        body = {
+            "id": match.id,
+            "number": match.number,
+            "env_id": match.env_id,
+            "state": match.state.value,
+            "kind": match.kind.value,
+            "winner": match.winner,
+            "tournament_id": match.tournament_id,
+            "submissions": [seat.submission_id for seat in match.seats],
+        }
         for topic in (f"matches:{match.env_id}", f"match:{match.id}"):
             self._store.events.publish(topic, kind, body)
 
@@ -181,9 +199,15 @@ def play_spec(store: Store, submissions: Submissions, match: MatchRecord) -> Mat
             raise SpecError(f"submission {seat.submission_id} is a script, which cannot play matches")
         agents.append(code)
     return MatchSpec(
-        environment=match.env_id, agents=tuple(agents), seed=match.seed, match_id=match.id, clock=settings.clock,
-        memory_mb=settings.memory_mb, processes=settings.processes, stalling_loses=True,
-    )  # fmt: skip
+        environment=match.env_id,
+        agents=tuple(agents),
+        seed=match.seed,
+        match_id=match.id,
+        clock=settings.clock,
+        memory_mb=settings.memory_mb,
+        processes=settings.processes,
+        stalling_loses=True,
+    )
 
 
 def public(event: dict[str, Any]) -> dict[str, Any]:
@@ -215,7 +239,7 @@ def public_replay(replay: bytes) -> bytes:
 
 def _platform_fault(result: MatchResult) -> str:
     if result.status is MatchStatus.CANCELLED:
-        raise Cancelled(result.error)
+        raise EvaluationCancelled(result.error)
     if result.status is MatchStatus.VOID:
         return result.error or "no result"
     if not all(map(math.isfinite, result.scores)):

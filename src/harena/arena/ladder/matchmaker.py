@@ -182,9 +182,14 @@ class _Ladder:
     """Of one season."""
 
     def __init__(
-        self, store: Store, matches: MatchService, standings: Standings, environment: Environment, season: Season,
+        self,
+        store: Store,
+        matches: MatchService,
+        standings: Standings,
+        environment: Environment,
+        season: Season,
         rng: random.Random,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.environment, self.season_id = environment, season.id
         self._store = store
         self._matches = matches
@@ -192,9 +197,10 @@ class _Ladder:
         self._rng = rng
         self._settings = EnvironmentSettings.parse(environment.settings)
         self._rules = pairing.Rules(
-            seats=registry.make(environment.env_id).seats, provisional_games=self._settings.provisional_games,
+            seats=registry.make(environment.env_id).seats,
+            provisional_games=self._settings.provisional_games,
             owners_meet=self._settings.owners_meet,
-        )  # fmt: skip
+        )
         self._fold = Fold(store, environment.env_id, season.id)
         self._agents: list[roster.RosterAgent] = []
         self._benched: set[str] = set()
@@ -233,13 +239,13 @@ class _Ladder:
         running = [_table(match) for match in self._open.values()]
         chosen = pairing.choose(
             candidates, list(self._recent), running, rng=self._rng, now=now, rules=self._rules, needy=needy
-        )  # fmt: skip
+        )
         if chosen is None:
             return False
         try:
             match = self._matches.create(
                 self.environment.env_id, chosen.agents, kind=MatchKind.LADDER, season_id=self.season_id
-            )  # fmt: skip
+            )
         except Conflict:  # its season was ended in this moment
             return False
         self._open[match.id] = match
@@ -251,9 +257,7 @@ class _Ladder:
     def _remember(self) -> None:
         """From the match log, after a restart."""
         env_id = self.environment.env_id
-        latest = self._store.matches.where(
-            env_id=env_id, season_id=self.season_id, kind=MatchKind.LADDER, limit=RECENT
-        )  # fmt: skip
+        latest = self._store.matches.where(env_id=env_id, season_id=self.season_id, kind=MatchKind.LADDER, limit=RECENT)
         for match in reversed(latest):
             self._note(match)
         self._ended = Counter(self._store.matches.ended(env_id, season_id=self.season_id))
@@ -277,10 +281,13 @@ class _Ladder:
     def _candidate(self, agent: roster.RosterAgent) -> pairing.Candidate:
         key = agent.submission_id
         return pairing.Candidate(
-            agent=key, rating=played(self._fold.rating(agent), self._ended[key]), owner=agent.owner,
-            lineage=agent.lineage, waiting_since=self._last_at.get(key, agent.created_at),
+            agent=key,
+            rating=played(self._fold.rating(agent), self._ended[key]),
+            owner=agent.owner,
+            lineage=agent.lineage,
+            waiting_since=self._last_at.get(key, agent.created_at),
             benched=key in self._benched,
-        )  # fmt: skip
+        )
 
     def _look(self) -> None:
         """Who plays here."""
@@ -293,9 +300,7 @@ class _Ladder:
 
     def _bench(self, folded: Sequence[MatchRecord]) -> bool:
         """Whether somebody was benched."""
-        failed = {
-            seat.submission_id for match in folded for seat in match.seats if seat.status != SeatStatus.OK.value
-        }  # fmt: skip
+        failed = {seat.submission_id for match in folded for seat in match.seats if seat.status != SeatStatus.OK.value}
         some = False
         for agent in sorted(failed):
             reason = pairing.bench_rule(roster.behaviour(self._store, agent))

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harena.arena.db.models import Board, TournamentState
+from harena.arena.db.models import BoardKind, TournamentState
 from harena.arena.db.ratings import StoredRating
 from harena.arena.db.records import MAX_PAGE
 from harena.arena.db.seasons import Season
@@ -54,12 +54,16 @@ def rebuild(store: Store, env_id: str, season_id: int, *, check: bool = False) -
         behind = len({one.match_number for one in fold.history} - followed)
         unfitted = season.ended_at is None and _games(board) < _games(lines)
         found = Rebuilt(
-            env_id=env_id, season_id=season_id, matches=len(fold.log), behind=behind,
-            rating=_first_rating(stored, made), line="" if behind or unfitted else _first_line(board, lines),
-        )  # fmt: skip
+            env_id=env_id,
+            season_id=season_id,
+            matches=len(fold.log),
+            behind=behind,
+            rating=_first_rating(stored, made),
+            line="" if behind or unfitted else _first_line(board, lines),
+        )
         if not check and (behind or unfitted or not found.same):
             store.ratings.replace(env_id, fold.history, season_id=season_id)
-            standings.replace(env_id, season_id, Board.LADDER, lines)
+            standings.replace(env_id, season_id, BoardKind.LADDER, lines)
         return found
 
 

@@ -65,9 +65,11 @@ def agents(store: Store, submission_ids: Collection[str]) -> dict[str, RosterAge
 def live(store: Store, season_id: int) -> list[RosterAgent]:
     """The newest ranked version of each lineage, by id."""
     query = _AGENTS.where(
-        submissions.c.season_id == season_id, submissions.c.state == State.RANKED,
-        submissions.c.kind == Kind.VERIFIED, submissions.c.deleted_at.is_(None),
-    ).order_by(submissions.c.version)  # fmt: skip
+        submissions.c.season_id == season_id,
+        submissions.c.state == State.RANKED,
+        submissions.c.kind == Kind.VERIFIED,
+        submissions.c.deleted_at.is_(None),
+    ).order_by(submissions.c.version)
     newest = {agent.lineage: agent for agent in map(_agent, store.database.rows(query))}
     return sorted(newest.values(), key=lambda agent: agent.submission_id)
 
@@ -111,10 +113,14 @@ def bench(store: Store, submission_id: str, reason: str) -> BenchRecord:
             raise Conflict("the agent is benched already")
         last = sa.select(sa.func.max(seats.c.match_number).label("n")).where(seats.c.submission_id == submission_id)
         row = store.database.row(last)
-        connection.execute(benches.insert().values(
-            submission_id=submission_id, reason=reason_text(reason), benched_at=store.clock(),
-            after_match=(row["n"] or 0) if row else 0,
-        ))  # fmt: skip
+        connection.execute(
+            benches.insert().values(
+                submission_id=submission_id,
+                reason=reason_text(reason),
+                benched_at=store.clock(),
+                after_match=(row["n"] or 0) if row else 0,
+            )
+        )
         _tell(store, submission_id, env_id, benched=True)
         made = benched(store, submission_id)
     assert made is not None
@@ -179,8 +185,13 @@ def _agent(row: sa.RowMapping) -> RosterAgent:
 
 
 _AGENTS = sa.select(
-    submissions.c.id.label("submission_id"), submissions.c.owner_id, owners.c.name.label("owner"),
-    submissions.c.algorithm, submissions.c.version, submissions.c.created_at, submissions.c.client_id,
+    submissions.c.id.label("submission_id"),
+    submissions.c.owner_id,
+    owners.c.name.label("owner"),
+    submissions.c.algorithm,
+    submissions.c.version,
+    submissions.c.created_at,
+    submissions.c.client_id,
     submissions.c.anonymous,
-).join(owners, owners.c.id == submissions.c.owner_id)  # fmt: skip
+).join(owners, owners.c.id == submissions.c.owner_id)
 _BENCHES = sa.select(*columns(benches, BenchRecord))

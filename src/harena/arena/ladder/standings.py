@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from harena.arena.db import models
 from harena.arena.db.models import (
-    Board,
+    BoardKind,
     Kind,
     MatchKind,
     MatchState,
@@ -46,7 +46,7 @@ class BoardStanding:
     """A line of a board."""
 
     season_id: int
-    board: Board
+    board: BoardKind
     submission_id: str
     env_id: str
     owner: str
@@ -101,7 +101,7 @@ class Standings:
         self,
         env_id: str,
         *,
-        board: Board = Board.LADDER,
+        board: BoardKind = BoardKind.LADDER,
         season_id: int | None = None,
         user: str | None = None,
         algorithm: str | None = None,
@@ -115,8 +115,10 @@ class Standings:
         if query is None:
             return []
         order = {
-            Sort.SCORE_DESC: standings.c.place, Sort.DATE_DESC: standings.c.at.desc(), Sort.DATE_ASC: standings.c.at,
-        }[Sort(sort)]  # fmt: skip
+            Sort.SCORE_DESC: standings.c.place,
+            Sort.DATE_DESC: standings.c.at.desc(),
+            Sort.DATE_ASC: standings.c.at,
+        }[Sort(sort)]
         query = query.order_by(order, standings.c.place).limit(max(1, min(limit, MAX_PAGE))).offset(offset)
         return self._lines(self._store.database.rows(query))
 
@@ -124,7 +126,7 @@ class Standings:
         self,
         env_id: str,
         *,
-        board: Board = Board.LADDER,
+        board: BoardKind = BoardKind.LADDER,
         season_id: int | None = None,
         user: str | None = None,
         algorithm: str | None = None,
@@ -166,14 +168,18 @@ class Standings:
         mine, other = seats.alias(), seats.alias()
         met = (
             sa.select(
-                other.c.submission_id, matches.c.winner, mine.c.seat.label("mine"), other.c.seat.label("other"),
-                mine.c.score.label("my_score"), other.c.score.label("other_score"),
+                other.c.submission_id,
+                matches.c.winner,
+                mine.c.seat.label("mine"),
+                other.c.seat.label("other"),
+                mine.c.score.label("my_score"),
+                other.c.score.label("other_score"),
             )
             .join(matches, matches.c.number == mine.c.match_number)
             .join(other, (other.c.match_number == mine.c.match_number) & (other.c.seat != mine.c.seat))
             .where(mine.c.submission_id == submission_id, matches.c.state == MatchState.FINISHED)
             .where(matches.c.kind == MatchKind.LADDER)
-        )  # fmt: skip
+        )
         results: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         for row in self._store.database.rows(met):
             results[row["submission_id"]][_came_out(row)] += 1
@@ -181,21 +187,27 @@ class Standings:
         known = roster.agents(self._store, most)
         return [
             OpponentRecord(
-                submission_id=key, owner=known[key].owner, algorithm=known[key].algorithm, version=known[key].version,
-                games=sum(results[key]), wins=results[key][0], draws=results[key][1], losses=results[key][2],
+                submission_id=key,
+                owner=known[key].owner,
+                algorithm=known[key].algorithm,
+                version=known[key].version,
+                games=sum(results[key]),
+                wins=results[key][0],
+                draws=results[key][1],
+                losses=results[key][2],
             )
             for key in most
-        ]  # fmt: skip
+        ]
 
     # ---- writing ----
 
     def refit(self, fold: Fold) -> list[BoardStanding]:
         """The board of a ladder by all results so far: of the agents that play on it and have played."""
         lines = ladder_lines(fold, roster.live(self._store, fold.season_id))
-        self.replace(fold.env_id, fold.season_id, Board.LADDER, lines)
+        self.replace(fold.env_id, fold.season_id, BoardKind.LADDER, lines)
         return lines
 
-    def replace(self, env_id: str, season_id: int, which: Board, lines: Sequence[BoardStanding]) -> None:
+    def replace(self, env_id: str, season_id: int, which: BoardKind, lines: Sequence[BoardStanding]) -> None:
         with self._store.begin() as connection:
             of = (standings.c.season_id == season_id) & (standings.c.board == which)
             connection.execute(standings.delete().where(of))
@@ -207,23 +219,38 @@ class Standings:
     def archive(self, env_id: str, season_id: int, kind: Kind, finalists: Sequence[Finalist] = ()) -> None:
         """Keeps the live board of scores as the season's, and empties it. Finalists come first, as their finals were;
         then the others, as they stand on the public board."""
-        which = Board(kind.value)
+        which = BoardKind(kind.value)
         first = self._final_lines(env_id, season_id, finalists)
         ahead = (board.c.score.desc(), board.c.at, board.c.submission_id)
         zero, above = sa.literal(0), sa.literal(len(first))
         lines = sa.select(
-            sa.literal(season_id), sa.literal(which, standings.c.board.type), board.c.submission_id, board.c.env_id,
-            owners.c.name, board.c.algorithm, submissions.c.version,
+            sa.literal(season_id),
+            sa.literal(which, standings.c.board.type),
+            board.c.submission_id,
+            board.c.env_id,
+            owners.c.name,
+            board.c.algorithm,
+            submissions.c.version,
             sa.func.rank().over(order_by=board.c.score.desc()) + above,
             sa.func.row_number().over(order_by=ahead) + above,
-            board.c.score, board.c.low, board.c.high, zero, zero, zero, zero, zero, board.c.at, sa.false(),
-        ).join(owners, owners.c.id == board.c.owner_id)  # fmt: skip
+            board.c.score,
+            board.c.low,
+            board.c.high,
+            zero,
+            zero,
+            zero,
+            zero,
+            zero,
+            board.c.at,
+            sa.false(),
+        ).join(owners, owners.c.id == board.c.owner_id)
         lines = lines.join(submissions, submissions.c.id == board.c.submission_id)
         of = (board.c.env_id == env_id) & (board.c.kind == kind)
         in_finals = sa.exists().where(
-            standings.c.season_id == season_id, standings.c.board == which,
+            standings.c.season_id == season_id,
+            standings.c.board == which,
             standings.c.submission_id == board.c.submission_id,
-        )  # fmt: skip
+        )
         with self._store.begin() as connection:
             there = (standings.c.season_id == season_id) & (standings.c.board == which)
             connection.execute(standings.delete().where(there))
@@ -242,26 +269,50 @@ class Standings:
                 continue
             place = len(lines) + 1
             rank, last = (rank if score == last else place), score
-            lines.append(BoardStanding(
-                season_id=season_id, board=Board.VERIFIED, submission_id=of.id, env_id=env_id, owner=of.owner,
-                algorithm=of.algorithm, version=of.version, rank=rank, place=place, score=score, low=one.low,
-                high=one.high, games=0, wins=0, draws=0, losses=0, component=0, at=of.created_at, final=True,
-            ))  # fmt: skip
+            lines.append(
+                BoardStanding(
+                    season_id=season_id,
+                    board=BoardKind.VERIFIED,
+                    submission_id=of.id,
+                    env_id=env_id,
+                    owner=of.owner,
+                    algorithm=of.algorithm,
+                    version=of.version,
+                    rank=rank,
+                    place=place,
+                    score=score,
+                    low=one.low,
+                    high=one.high,
+                    games=0,
+                    wins=0,
+                    draws=0,
+                    losses=0,
+                    component=0,
+                    at=of.created_at,
+                    final=True,
+                )
+            )
         return lines
 
     # ---- parts ----
 
     def _chosen(
-        self, query: sa.Select[Any], env_id: str, which: Board, season_id: int | None, user: str | None,
-        algorithm: str | None, where: Filter | None,
-    ) -> sa.Select[Any] | None:  # fmt: skip
+        self,
+        query: sa.Select[Any],
+        env_id: str,
+        which: BoardKind,
+        season_id: int | None,
+        user: str | None,
+        algorithm: str | None,
+        where: Filter | None,
+    ) -> sa.Select[Any] | None:
         if season_id is None:
             season = self._store.seasons.live(env_id)
             if season is None:
                 return None
             season_id = season.id
         where = where or Filter()
-        query = query.where(standings.c.season_id == season_id, standings.c.board == Board(which))
+        query = query.where(standings.c.season_id == season_id, standings.c.board == BoardKind(which))
         query = query.where(standings.c.env_id == env_id)
         user = where.user if user is None else user
         algorithm = where.algorithm if algorithm is None else algorithm
@@ -281,7 +332,7 @@ class Standings:
         for env_id in {row["env_id"] for row in rows}:
             few[env_id] = EnvironmentSettings.parse(self._store.environments.get(env_id).settings).provisional_games
         return [
-            BoardStanding(**row, provisional=row["board"] is Board.LADDER and row["games"] < few[row["env_id"]])
+            BoardStanding(**row, provisional=row["board"] is BoardKind.LADDER and row["games"] < few[row["env_id"]])
             for row in rows
         ]
 
@@ -295,12 +346,28 @@ def ladder_lines(fold: Fold, agents: Sequence[roster.RosterAgent]) -> list[Board
     for place, entry in enumerate(ordered, 1):
         agent, tally = known[entry.agent], fold.tallies[entry.agent]
         score, low, high = (round(value, DIGITS) for value in (entry.strength, entry.low, entry.high))
-        lines.append(BoardStanding(
-            season_id=fold.season_id, board=Board.LADDER, submission_id=entry.agent, env_id=fold.env_id,
-            owner=agent.owner, algorithm=agent.algorithm, version=agent.version, rank=entry.rank, place=place,
-            score=score, low=low, high=high, games=entry.games, wins=tally.wins, draws=tally.draws,
-            losses=tally.losses, component=entry.component, at=agent.created_at,
-        ))  # fmt: skip
+        lines.append(
+            BoardStanding(
+                season_id=fold.season_id,
+                board=BoardKind.LADDER,
+                submission_id=entry.agent,
+                env_id=fold.env_id,
+                owner=agent.owner,
+                algorithm=agent.algorithm,
+                version=agent.version,
+                rank=entry.rank,
+                place=place,
+                score=score,
+                low=low,
+                high=high,
+                games=entry.games,
+                wins=tally.wins,
+                draws=tally.draws,
+                losses=tally.losses,
+                component=entry.component,
+                at=agent.created_at,
+            )
+        )
     return lines
 
 
@@ -316,13 +383,30 @@ def _row(line: BoardStanding) -> dict[str, Any]:
 
 _SIDES = (("mine", "my_score"), ("other", "other_score"))
 _FIELDS = (
-    "season_id", "board", "submission_id", "env_id", "owner", "algorithm", "version", "rank", "place", "score", "low",
-    "high", "games", "wins", "draws", "losses", "component", "at", "final",
-)  # fmt: skip
-_BENCHED = sa.exists().where(
-    benches.c.submission_id == standings.c.submission_id, benches.c.lifted_at.is_(None)
-)  # fmt: skip
+    "season_id",
+    "board",
+    "submission_id",
+    "env_id",
+    "owner",
+    "algorithm",
+    "version",
+    "rank",
+    "place",
+    "score",
+    "low",
+    "high",
+    "games",
+    "wins",
+    "draws",
+    "losses",
+    "component",
+    "at",
+    "final",
+)
+_BENCHED = sa.exists().where(benches.c.submission_id == standings.c.submission_id, benches.c.lifted_at.is_(None))
 _STANDINGS = sa.select(
-    *(standings.c[name] for name in _FIELDS), submissions.c.anonymous, _BENCHED.label("benched"),
+    *(standings.c[name] for name in _FIELDS),
+    submissions.c.anonymous,
+    _BENCHED.label("benched"),
     sa.case((standings.c.final, submissions.c.score)).label("public_score"),
-).join(submissions, submissions.c.id == standings.c.submission_id)  # fmt: skip
+).join(submissions, submissions.c.id == standings.c.submission_id)

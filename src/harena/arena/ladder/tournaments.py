@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from harena.arena.db.matches import MatchRecord
 from harena.arena.db.models import (
-    Board,
+    BoardKind,
     Conflict,
     EnvironmentKind,
     MatchKind,
@@ -103,16 +103,25 @@ class TournamentService:
         chosen = self._participants(env_id, participants, top)
         default = max(1, (len(chosen) - 1).bit_length())
         settings = {
-            "participants": chosen, "games": games, "rounds": default if rounds is None else rounds,
+            "participants": chosen,
+            "games": games,
+            "rounds": default if rounds is None else rounds,
             "seed": secrets.randbits(63) if seed is None else seed,
-        }  # fmt: skip
+        }
         _check(env_id, format, settings)
         tournament_id = uuid.uuid4().hex
         values = {
-            "id": tournament_id, "env_id": env_id, "season_id": season.id if season else None,
-            "name": name_text(name, "a tournament's name"), "format": format, "finals": finals, "settings": settings,
-            "state": TournamentState.RUNNING, "result": _empty(), "created_at": self._store.clock(),
-        }  # fmt: skip
+            "id": tournament_id,
+            "env_id": env_id,
+            "season_id": season.id if season else None,
+            "name": name_text(name, "a tournament's name"),
+            "format": format,
+            "finals": finals,
+            "settings": settings,
+            "state": TournamentState.RUNNING,
+            "result": _empty(),
+            "created_at": self._store.clock(),
+        }
         with self._store.begin() as connection:
             connection.execute(tournaments.insert().values(values))
             made = self.get(tournament_id)
@@ -181,16 +190,22 @@ class TournamentService:
         while not under_way.over and (todo := under_way.todo(AHEAD * self._matches.at_once)):
             for pairing in todo:
                 match = self._matches.create(
-                    row["env_id"], [row["settings"]["participants"][agent] for agent in pairing.seats],
-                    kind=MatchKind.TOURNAMENT, season_id=row["season_id"], seed=pairing.seed,
-                    tournament_id=tournament_id, pairing=pairing.number,
-                )  # fmt: skip
+                    row["env_id"],
+                    [row["settings"]["participants"][agent] for agent in pairing.seats],
+                    kind=MatchKind.TOURNAMENT,
+                    season_id=row["season_id"],
+                    seed=pairing.seed,
+                    tournament_id=tournament_id,
+                    pairing=pairing.number,
+                )
                 under_way.made(pairing, match)
         if under_way.over:
             self._change(
-                tournament_id, state=TournamentState.FINISHED, result=under_way.result(),
+                tournament_id,
+                state=TournamentState.FINISHED,
+                result=under_way.result(),
                 finished_at=self._store.clock(),
-            )  # fmt: skip
+            )
         elif under_way.news and time.monotonic() - under_way.told_at > TELL_S:
             under_way.told_at = time.monotonic()
             self._change(tournament_id, result=under_way.result())
@@ -216,7 +231,7 @@ class TournamentService:
         if top is not None:
             if not 2 <= top <= MAX_PARTICIPANTS:
                 raise SpecError(f"top={top}: from 2 to {MAX_PARTICIPANTS}")
-            best = self._standings.standings(env_id, board=Board.LADDER, limit=MAX_PAGE)
+            best = self._standings.standings(env_id, board=BoardKind.LADDER, limit=MAX_PAGE)
             return [line.submission_id for line in best if not line.benched][:top]
         chosen = list(participants or ())
         if len(chosen) > MAX_PARTICIPANTS:
@@ -298,12 +313,19 @@ class _UnderWay:
         return {
             "rounds": self._rounds(),
             "standings": [
-                {"agent": row.agent, "rank": row.rank, "points": row.points, "wins": row.wins, "draws": row.draws,
-                 "losses": row.losses, "byes": row.byes}
+                {
+                    "agent": row.agent,
+                    "rank": row.rank,
+                    "points": row.points,
+                    "wins": row.wins,
+                    "draws": row.draws,
+                    "losses": row.losses,
+                    "byes": row.byes,
+                }
                 for row in self.schedule.standings()
             ],
             "notes": [_note(note) for note in self.schedule.notes],
-        }  # fmt: skip
+        }
 
     def _rounds(self) -> list[dict[str, Any]]:
         """Of a bracket by stage, since a tie may be decided later than others of its stage; else as they are played."""
@@ -326,7 +348,7 @@ class _UnderWay:
 
     def _stages(
         self, bracket: tournament.Elimination, points: defaultdict[int, defaultdict[int, float]]
-    ) -> list[dict[str, Any]]:  # fmt: skip
+    ) -> list[dict[str, Any]]:
         stages: dict[str, list[dict[str, Any]]] = {}
         for number, tie in enumerate(bracket.ties):
             stage = stages.setdefault(tie.stage, [])
@@ -346,7 +368,7 @@ def finals_of(store: Store, season_id: int, *states: TournamentState) -> Tournam
     """The finals of a season, if they are in one of these states."""
     query = sa.select(tournaments).where(
         tournaments.c.season_id == season_id, tournaments.c.finals.is_(True), tournaments.c.state.in_(states)
-    )  # fmt: skip
+    )
     row = store.database.row(query.order_by(tournaments.c.created_at.desc()))
     return _tournament(row) if row else None
 
@@ -402,9 +424,14 @@ def _note(note: str) -> str:
 
 def _tournament(row: sa.RowMapping) -> TournamentRecord:
     settings = row["settings"]
-    fields = {name: row[name] for name in ("id", "env_id", "season_id", "name", "format", "finals", "state",
-                                           "created_at", "finished_at")}  # fmt: skip
+    fields = {
+        name: row[name]
+        for name in ("id", "env_id", "season_id", "name", "format", "finals", "state", "created_at", "finished_at")
+    }
     return TournamentRecord(
-        **fields, participants=tuple(settings["participants"]), games=settings["games"], rounds=settings["rounds"],
+        **fields,
+        participants=tuple(settings["participants"]),
+        games=settings["games"],
+        rounds=settings["rounds"],
         result=row["result"] or _empty(),
-    )  # fmt: skip
+    )

@@ -61,9 +61,14 @@ def choose(store: Store, submission: Submission, *, chosen: bool = True) -> None
         if len(others) >= most:
             raise Conflict(f"{most} finalists are chosen already: take one back first")
         insert = store.database.insert(finalists).values(
-            season_id=season_id, submission_id=submission.id, owner_id=submission.owner_id, chosen=True,
-            state=FinalState.CHOSEN, episodes=0, created_at=store.clock(),
-        )  # fmt: skip
+            season_id=season_id,
+            submission_id=submission.id,
+            owner_id=submission.owner_id,
+            chosen=True,
+            state=FinalState.CHOSEN,
+            episodes=0,
+            created_at=store.clock(),
+        )
         connection.execute(insert.on_conflict_do_nothing(index_elements=["season_id", "submission_id"]))
 
 
@@ -122,15 +127,31 @@ def progress(store: Store, season_id: int) -> tuple[int, int] | None:
 
 
 def keep(
-    store: Store, season_id: int, submission_id: str, *, job_id: int, score: float | None, low: float | None,
-    high: float | None, episodes: int, metrics: dict[str, Any],
-) -> None:  # fmt: skip
+    store: Store,
+    season_id: int,
+    submission_id: str,
+    *,
+    job_id: int,
+    score: float | None,
+    low: float | None,
+    high: float | None,
+    episodes: int,
+    metrics: dict[str, Any],
+) -> None:
     """Without a score it failed, by its own fault."""
     state = FinalState.FAILED if score is None else FinalState.DONE
     _change(
-        store, season_id, submission_id, job_id, state=state, score=score, low=low, high=high, episodes=episodes,
+        store,
+        season_id,
+        submission_id,
+        job_id,
+        state=state,
+        score=score,
+        low=low,
+        high=high,
+        episodes=episodes,
         metrics=metrics,
-    )  # fmt: skip
+    )
 
 
 def give_up(store: Store, season_id: int, submission_id: str, job_id: int) -> None:
@@ -196,10 +217,17 @@ def _best(store: Store, season: Season, owner_id: str, most: int) -> list[str]:
         if len(first) < most:
             first.setdefault(row["digest"], row["id"])
     values = [
-        {"season_id": season.id, "submission_id": one, "owner_id": owner_id, "chosen": False,
-         "state": FinalState.CHOSEN, "episodes": 0, "created_at": store.clock()}
+        {
+            "season_id": season.id,
+            "submission_id": one,
+            "owner_id": owner_id,
+            "chosen": False,
+            "state": FinalState.CHOSEN,
+            "episodes": 0,
+            "created_at": store.clock(),
+        }
         for one in first.values()
-    ]  # fmt: skip
+    ]
     with store.begin() as connection:
         connection.execute(finalists.insert(), values)
     return [*first.values()]

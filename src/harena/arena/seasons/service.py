@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from harena.arena.db.jobs import Queue
 from harena.arena.db.models import (
     ACTIVE,
-    Board,
+    BoardKind,
     Conflict,
     EnvironmentKind,
     Event,
@@ -44,7 +44,7 @@ TOP = 8
 class Seasons:
     def __init__(
         self, store: Store, queue: Queue, standings: Standings, matches: MatchService, tournaments: TournamentService
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = store
         self._queue = queue
         self._standings = standings
@@ -76,7 +76,7 @@ class Seasons:
             most = max(2, min(top or TOP, there))
             return self._tournaments.create(
                 season.env_id, f"{season.name:.180} finals", top=most, games=games, finals=True
-            )  # fmt: skip
+            )
 
     def evaluate_finalists(self, season_id: int, *, top: int | None = None) -> list[Finalist]:
         """The finals of a verified environment: queues the finalists of every owner, or of the `top` owners."""
@@ -158,7 +158,7 @@ class Seasons:
             self._matches.cancel(still_open, ENDED)
         active = sa.select(submissions.c.id, submissions.c.job_id).where(
             submissions.c.season_id == season.id, submissions.c.state.in_(sorted(ACTIVE))
-        )  # fmt: skip
+        )
         for row in self._store.database.rows(active):
             if row["job_id"] is not None:
                 self._queue.cancel(row["job_id"], reason=ENDED)
@@ -170,7 +170,7 @@ class Seasons:
         fold.advance()
         played = finals_of(self._store, season.id, TournamentState.FINISHED)
         lines = final_lines(fold, roster.live(self._store, season.id), played)
-        self._standings.replace(season.env_id, season.id, Board.LADDER, lines)
+        self._standings.replace(season.env_id, season.id, BoardKind.LADDER, lines)
 
     def _tell(self, season: Season, what: str) -> None:
         body = {"season_id": season.id, "name": season.name, "what": what}

@@ -51,12 +51,12 @@ LOG_CHARACTERS = 4000
 Cancel = Callable[[], bool]
 
 
-class Status(enum.Enum):
+class EvaluationStatus(enum.Enum):
     OK = "ok"
     FAILED = "failed"
 
 
-class Cancelled(HarenaError):
+class EvaluationCancelled(HarenaError):
     """Somebody called it off. Nothing counts."""
 
 
@@ -81,12 +81,12 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class EvaluationRun:
     environment: str
     """With the version that was played."""
     season: str
     """`commitment` to the secret that the seeds came from, or PRACTICE."""
-    status: Status
+    status: EvaluationStatus
     fault: SeatStatus = SeatStatus.OK
     """What the agent did wrong, when it failed."""
     reason: str = ""
@@ -117,12 +117,21 @@ class Evaluation:
     def as_json(self) -> dict[str, Any]:
         """All but the log and the replays, which are not for everybody."""
         return {
-            "environment": self.environment, "season": self.season, "status": self.status.value,
-            "fault": self.fault.value, "reason": self.reason, "score": self.score,
-            "interval": self.interval.as_json() if self.interval else None, "iqm": self.iqm, "median": self.median,
-            "returns": list(self.returns), "steps": list(self.steps), "cpu_s": round(self.cpu_s, 6),
-            "wall_s": round(self.wall_s, 6), "digest": self.digest(),
-        }  # fmt: skip
+            "environment": self.environment,
+            "season": self.season,
+            "status": self.status.value,
+            "fault": self.fault.value,
+            "reason": self.reason,
+            "score": self.score,
+            "interval": self.interval.as_json() if self.interval else None,
+            "iqm": self.iqm,
+            "median": self.median,
+            "returns": list(self.returns),
+            "steps": list(self.steps),
+            "cpu_s": round(self.cpu_s, 6),
+            "wall_s": round(self.wall_s, 6),
+            "digest": self.digest(),
+        }
 
 
 # Seeds
@@ -192,14 +201,14 @@ def evaluate(
     processes: int = 50,
     name: str = "evaluation",
     cancelled: Cancel | None = None,
-) -> Evaluation:
+) -> EvaluationRun:
     """On hidden seeds, in an environment of one seat. `table` is where it is played: a Rack of this thread, or a Runner
     with processes of its own; both give the same. `name` begins the match ids in the replays. Raises SpecError,
     UnknownGame, Cancelled, EvaluationVoid."""
     spec = _spec(code, environment, episodes, clock, memory_mb, processes, name)
     hidden = seeds(secret, spec.environment, episodes)
     playing = _Playing(spec, hidden, order(secret, code, episodes), _places(table, cancelled))
-    empty = Evaluation(environment=spec.environment, season=commitment(secret), status=Status.OK)
+    empty = EvaluationRun(environment=spec.environment, season=commitment(secret), status=EvaluationStatus.OK)
     try:
         return _summary(empty, playing, playing.episodes())
     except _Failed as failure:
@@ -217,13 +226,13 @@ def practice(
     processes: int = 50,
     name: str = "practice",
     cancelled: Cancel | None = None,
-) -> Evaluation:
+) -> EvaluationRun:
     """As `evaluate`, on seeds that everybody may know: every episode is recorded with its log, also those before a
     failure and the one that failed."""
     spec = _spec(code, environment, episodes, clock, memory_mb, processes, name)
     public = practice_seeds(spec.environment, episodes)
     playing = _Playing(spec, public, range(episodes), _places(table, cancelled), "practice episode")
-    empty = Evaluation(environment=spec.environment, season=PRACTICE, status=Status.OK)
+    empty = EvaluationRun(environment=spec.environment, season=PRACTICE, status=EvaluationStatus.OK)
     try:
         done = _summary(empty, playing, playing.episodes())
     except _Failed as failure:
@@ -242,9 +251,14 @@ def _spec(
     if game.seats != 1:
         raise SpecError(f"{game.id} has {game.seats} seats: agents meet there in matches; evaluations are for one seat")
     return MatchSpec(
-        environment=game.id, agents=(code,), agents_seed=dice_seed(code), match_id=name, clock=clock,
-        memory_mb=memory_mb, processes=processes,
-    )  # fmt: skip
+        environment=game.id,
+        agents=(code,),
+        agents_seed=dice_seed(code),
+        match_id=name,
+        clock=clock,
+        memory_mb=memory_mb,
+        processes=processes,
+    )
 
 
 class _Failed(Exception):
@@ -297,7 +311,7 @@ class _Playing:
 
     def _account(self, result: MatchResult) -> None:
         if result.status is MatchStatus.CANCELLED:
-            raise Cancelled(result.error)
+            raise EvaluationCancelled(result.error)
         if result.status is MatchStatus.VOID:
             # The game would fail on the same seeds again.
             retry = Retry.NEVER if result.cause is VoidCause.GAME else Retry.SAFE
@@ -318,11 +332,16 @@ class _Playing:
         return _Failed(SeatStatus.TIMEOUT, reason, result.seats[0].log)
 
 
-def _failure(empty: Evaluation, playing: _Playing, failure: _Failed) -> Evaluation:
+def _failure(empty: EvaluationRun, playing: _Playing, failure: _Failed) -> EvaluationRun:
     return dataclasses.replace(
-        empty, status=Status.FAILED, fault=failure.fault, reason=failure.reason, cpu_s=playing.cpu_s,
-        wall_s=playing.wall_s, log=_tail(failure.log),
-    )  # fmt: skip
+        empty,
+        status=EvaluationStatus.FAILED,
+        fault=failure.fault,
+        reason=failure.reason,
+        cpu_s=playing.cpu_s,
+        wall_s=playing.wall_s,
+        log=_tail(failure.log),
+    )
 
 
 def published(score: float, interval: Interval | None) -> tuple[float, float | None, float | None]:
@@ -354,7 +373,7 @@ def iqm(values: Sequence[float]) -> float:
     return fmean(sorted(values)[cut : len(values) - cut])
 
 
-def _summary(empty: Evaluation, playing: _Playing, results: Sequence[MatchResult]) -> Evaluation:
+def _summary(empty: EvaluationRun, playing: _Playing, results: Sequence[MatchResult]) -> EvaluationRun:
     returns = _returns(results)
     return dataclasses.replace(
         empty,
@@ -378,9 +397,13 @@ def _summary(empty: Evaluation, playing: _Playing, results: Sequence[MatchResult
 def _recording(number: int, result: MatchResult, *, log: bool = False) -> Recording:
     seat = result.seats[0]
     return Recording(
-        episode=number, replay=result.replay, score=seat.score, steps=result.steps, fault=seat.status,
+        episode=number,
+        replay=result.replay,
+        score=seat.score,
+        steps=result.steps,
+        fault=seat.status,
         log=_tail(seat.log) if log else "",
-    )  # fmt: skip
+    )
 
 
 def _returns(results: Sequence[MatchResult]) -> list[float]:

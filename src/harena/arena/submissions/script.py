@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from harena.arena.submissions.evaluate import Cancelled, Status
+from harena.arena.submissions.evaluate import EvaluationCancelled, EvaluationStatus
 from harena.errors import BoxError, SpecError
 from harena.match.agent import packages as agent_packages
 from harena.match.run.seat import printable
@@ -56,7 +56,7 @@ class ScriptCode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ScriptReport:
     """What a script printed about itself."""
 
     score: float | None
@@ -68,7 +68,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRun:
-    status: Status
+    status: EvaluationStatus
     score: float | None
     """Its own word; None when it failed."""
     metrics: dict[str, Metric]
@@ -142,13 +142,13 @@ def _watched(box: Sandbox, cancelled: Callable[[], bool] | None) -> Generator[No
         over.set()
         watcher.join()
     if called_off.is_set():
-        raise Cancelled("the run was cancelled")
+        raise EvaluationCancelled("the run was cancelled")
 
 
 def _run_of(result: Result, limits: Limits) -> ScriptRun:
-    report = read_report(result.stdout) if result.ok else Report(score=None, problem=_why(result, limits))
+    report = read_report(result.stdout) if result.ok else ScriptReport(score=None, problem=_why(result, limits))
     return ScriptRun(
-        status=Status.FAILED if report.score is None else Status.OK,
+        status=EvaluationStatus.FAILED if report.score is None else EvaluationStatus.OK,
         score=report.score,
         metrics=report.metrics,
         reason=report.problem,
@@ -196,7 +196,7 @@ def _tail(data: bytes) -> str:
 # What it printed
 
 
-def read_report(output: bytes) -> Report:
+def read_report(output: bytes) -> ScriptReport:
     """The last line that is a JSON object with a number as `score` decides, also when that number cannot be taken."""
     seen: Any = None
     for message in _objects(output):
@@ -205,12 +205,12 @@ def read_report(output: bytes) -> Report:
             seen = score if seen is None else seen
             continue
         if not abs(score) <= MAX_SCORE:  # so that nan is refused too
-            return Report(score=None, problem=f"its score is {_brief(score)}; a score lies within ±{MAX_SCORE:g}")
+            return ScriptReport(score=None, problem=f"its score is {_brief(score)}; a score lies within ±{MAX_SCORE:g}")
         metrics, warnings = _metrics(message.get("metrics"))
-        return Report(score=float(score), metrics=metrics, warnings=warnings)
+        return ScriptReport(score=float(score), metrics=metrics, warnings=warnings)
     if seen is not None:
-        return Report(score=None, problem=f"its score is {_brief(seen)}, which is not a number; {HOW}")
-    return Report(score=None, problem=f"it printed no score; {HOW}")
+        return ScriptReport(score=None, problem=f"its score is {_brief(seen)}, which is not a number; {HOW}")
+    return ScriptReport(score=None, problem=f"it printed no score; {HOW}")
 
 
 def _objects(output: bytes) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ from harena.arena.db.models import (
     State,
     transition,
 )
-from harena.arena.db.records import Outcome, Submission
+from harena.arena.db.records import EvaluationOutcome, Submission
 from harena.arena.db.store import Store
 from harena.arena.ladder import roster
 from harena.arena.queue.kinds import ENTER, EVALUATE, EVALUATIONS, SCRIPT
@@ -40,7 +40,7 @@ from harena.arena.seasons import finals
 from harena.arena.settings import EnvironmentSettings, Settings
 from harena.arena.submissions import draws, evaluate, intake, package, script
 from harena.arena.submissions.draws import Draw
-from harena.arena.submissions.evaluate import Status
+from harena.arena.submissions.evaluate import EvaluationStatus
 from harena.arena.submissions.intake import Intake, IntakeError, Upload
 from harena.arena.submissions.script import ScriptCode
 from harena.errors import BackendUnavailable
@@ -143,9 +143,17 @@ class Submissions:
                 self._check_room(share[0])
                 self._check_agents(environment, owner, algorithm)
                 made = self._store.submissions.add(
-                    owner, env_id, algorithm=algorithm, digest=digest, main_file=_main_file(code), client_id=client_id,
-                    anonymous=anonymous, kind=kind, warnings=taken.warnings, quota=self._settings.quota,
-                )  # fmt: skip
+                    owner,
+                    env_id,
+                    algorithm=algorithm,
+                    digest=digest,
+                    main_file=_main_file(code),
+                    client_id=client_id,
+                    anonymous=anonymous,
+                    kind=kind,
+                    warnings=taken.warnings,
+                    quota=self._settings.quota,
+                )
                 self._store.submissions.check(made.id, kind)
                 self._store.submissions.move(made.id, Event.QUEUE)
                 queued = self._enqueue(made.id, environment.kind, kind, share)
@@ -299,12 +307,19 @@ class Submissions:
         began = time.monotonic()
         code, settings = self._agent(submission), self._play_settings(submission)
         practice = evaluate.practice(
-            code, submission.env_id, table=self._table(), episodes=settings.practice_episodes, clock=settings.clock,
-            memory_mb=settings.memory_mb, processes=settings.processes, name=submission.id, cancelled=cancelled,
-        )  # fmt: skip
+            code,
+            submission.env_id,
+            table=self._table(),
+            episodes=settings.practice_episodes,
+            clock=settings.clock,
+            memory_mb=settings.memory_mb,
+            processes=settings.processes,
+            name=submission.id,
+            cancelled=cancelled,
+        )
         report = self._practice_report(practice)
         log_digest = self._keep_log(practice.log)
-        if practice.status is Status.FAILED:
+        if practice.status is EvaluationStatus.FAILED:
             commit = self._fails(submission, practice.reason, practice.fault.value, log_digest, practice.wall_s)
             return self._with_practice(submission, report, commit)
         draw = self._drawn(submission, code, settings, cancelled)
@@ -329,16 +344,29 @@ class Submissions:
         if known is not None:
             return known
         done = evaluate.evaluate(
-            code, submission.env_id, secret=self._store.seasons.secret(season_id), table=self._table(),
-            episodes=settings.episodes, clock=settings.clock, memory_mb=settings.memory_mb,
-            processes=settings.processes, name=submission.id, cancelled=cancelled,
-        )  # fmt: skip
+            code,
+            submission.env_id,
+            secret=self._store.seasons.secret(season_id),
+            table=self._table(),
+            episodes=settings.episodes,
+            clock=settings.clock,
+            memory_mb=settings.memory_mb,
+            processes=settings.processes,
+            name=submission.id,
+            cancelled=cancelled,
+        )
         score, low, high = _published(done)
         return Draw(
-            season_id=season_id, code=submission.digest, conditions=conditions,
-            fault=done.fault.value if done.status is Status.FAILED else None, score=score, low=low, high=high,
-            episodes=len(done.returns), metrics=self._hidden(done),
-        )  # fmt: skip
+            season_id=season_id,
+            code=submission.digest,
+            conditions=conditions,
+            fault=done.fault.value if done.status is EvaluationStatus.FAILED else None,
+            score=score,
+            low=low,
+            high=high,
+            episodes=len(done.returns),
+            metrics=self._hidden(done),
+        )
 
     def final(self, job: QueuedJob, cancelled: Callable[[], bool]) -> Commit:
         """A finalist on the episodes of the season's second secret."""
@@ -350,22 +378,36 @@ class Submissions:
         code, settings = self._agent(submission), self._play_settings(submission)
         episodes = settings.final_episodes
         done = evaluate.evaluate(
-            code, submission.env_id, secret=secret, table=self._table(), episodes=episodes, clock=settings.final_clock,
-            memory_mb=settings.memory_mb, processes=settings.processes, name=f"{submission.id}-final",
+            code,
+            submission.env_id,
+            secret=secret,
+            table=self._table(),
+            episodes=episodes,
+            clock=settings.final_clock,
+            memory_mb=settings.memory_mb,
+            processes=settings.processes,
+            name=f"{submission.id}-final",
             cancelled=cancelled,
-        )  # fmt: skip
+        )
         score, low, high = _published(done)
         metrics = self._hidden(done)
 
         def commit() -> None:
             finals.keep(
-                self._store, season_id, submission.id, score=score, low=low, high=high, episodes=episodes,
-                metrics=metrics, job_id=job.id,
-            )  # fmt: skip
+                self._store,
+                season_id,
+                submission.id,
+                score=score,
+                low=low,
+                high=high,
+                episodes=episodes,
+                metrics=metrics,
+                job_id=job.id,
+            )
 
         return commit
 
-    def _hidden(self, done: evaluate.Evaluation) -> dict[str, Any]:
+    def _hidden(self, done: evaluate.EvaluationRun) -> dict[str, Any]:
         """All that is known of an evaluation on hidden seeds, for when the season has ended."""
         replays = [
             {"episode": one.episode, "roles": list(one.roles), "digest": self._files.put(one.replay)}
@@ -373,14 +415,20 @@ class Submissions:
         ]
         return done.as_json() | {"replays": replays, "log": self._keep_log(done.log)}
 
-    def _practice_report(self, done: evaluate.Evaluation) -> dict[str, Any]:
+    def _practice_report(self, done: evaluate.EvaluationRun) -> dict[str, Any]:
         seeds = evaluate.practice_seeds(done.environment, len(done.replays))
         episodes = [
-            {"episode": one.episode, "seed": str(seeds[one.episode]), "score": one.score, "steps": one.steps,
-             "fault": "" if one.fault is SeatStatus.OK else one.fault.value,
-             "replay": self._files.put(one.replay) if one.replay else None, "log": self._keep_log(one.log)}
+            {
+                "episode": one.episode,
+                "seed": str(seeds[one.episode]),
+                "score": one.score,
+                "steps": one.steps,
+                "fault": "" if one.fault is SeatStatus.OK else one.fault.value,
+                "replay": self._files.put(one.replay) if one.replay else None,
+                "log": self._keep_log(one.log),
+            }
             for one in done.replays
-        ]  # fmt: skip
+        ]
         return {"episodes": episodes, "score": done.score, "cpu_s": round(done.cpu_s, 6)}
 
     def _with_practice(self, submission: Submission, report: dict[str, Any], commit: Commit) -> Commit:
@@ -394,10 +442,10 @@ class Submissions:
         code = intake.as_script(self._code(submission))
         run = script.run(code, submission.env_id, lease=self._lease, cancelled=cancelled)
         log_digest = self._keep_log(run.log)
-        if run.status is Status.FAILED or run.score is None:
+        if run.status is EvaluationStatus.FAILED or run.score is None:
             return self._fails(submission, run.reason, "script", log_digest, run.wall_s)
         used = {"cpu_s": round(run.cpu_s, 6), "wall_s": round(run.wall_s, 6), "peak_mb": round(run.peak_mb, 3)}
-        outcome = Outcome(score=run.score, metrics={**used, "metrics": run.metrics})
+        outcome = EvaluationOutcome(score=run.score, metrics={**used, "metrics": run.metrics})
         return self._ranks(submission, outcome, log_digest, run.wall_s, run.warnings)
 
     def _enter(self, submission: Submission, cancelled: Callable[[], bool]) -> Commit:
@@ -409,9 +457,13 @@ class Submissions:
             return played[0]
 
         seen = validate.validate(
-            self._agent(submission), submission.env_id, play=play, clock=_smoke(settings.clock),
-            limits=self._settings.archive_limits, memory_mb=settings.memory_mb,
-        )  # fmt: skip
+            self._agent(submission),
+            submission.env_id,
+            play=play,
+            clock=_smoke(settings.clock),
+            limits=self._settings.archive_limits,
+            memory_mb=settings.memory_mb,
+        )
         log_digest = self._keep_log(played[0].seats[0].log if played else "")
         wall_s = played[0].wall_s if played else 0.0
         if not seen.valid:
@@ -500,18 +552,20 @@ class Submissions:
         return self._files.put(log.encode("utf-8", "replace")[-MAX_LOG:]) if log else None
 
     def _ranks(
-        self, submission: Submission, outcome: Outcome, log_digest: str | None, wall_s: float,
+        self,
+        submission: Submission,
+        outcome: EvaluationOutcome,
+        log_digest: str | None,
+        wall_s: float,
         warnings: Sequence[str] = (),
-    ) -> Commit:  # fmt: skip
+    ) -> Commit:
         def commit() -> None:
             self._store.submissions.rank(submission.id, outcome, log_digest=log_digest, warnings=warnings)
             self._ended(submission, "ranked", wall_s=wall_s)
 
         return commit
 
-    def _fails(
-        self, submission: Submission, reason: str, fault: str, log_digest: str | None, wall_s: float
-    ) -> Commit:  # fmt: skip
+    def _fails(self, submission: Submission, reason: str, fault: str, log_digest: str | None, wall_s: float) -> Commit:
         def commit() -> None:
             self._store.submissions.fail(submission.id, reason, platform=False, log_digest=log_digest)
             self._ended(submission, "failed", fault=fault, wall_s=wall_s)
@@ -548,14 +602,14 @@ def _hold(began: float, cancelled: Callable[[], bool]) -> float:
     return total_s
 
 
-def _published(done: evaluate.Evaluation) -> tuple[float | None, float | None, float | None]:
+def _published(done: evaluate.EvaluationRun) -> tuple[float | None, float | None, float | None]:
     return (None, None, None) if done.score is None else evaluate.published(done.score, done.interval)
 
 
-def _outcome(draw: Draw) -> Outcome:
-    return Outcome(
+def _outcome(draw: Draw) -> EvaluationOutcome:
+    return EvaluationOutcome(
         score=draw.score or 0.0, low=draw.low, high=draw.high, episodes=draw.episodes, metrics=draw.metrics
-    )  # fmt: skip
+    )
 
 
 def _fitting(taken: Intake, environment: EnvironmentKind) -> AgentCode | ScriptCode:

@@ -35,7 +35,7 @@ MATCHES_OF_AGENT = 10
 """Of an agent on a ladder, so many of its latest are checked."""
 
 
-class Verdict(enum.StrEnum):
+class Agreement(enum.StrEnum):
     SAME = "same"
     DIFFERS = "differs"
     """Somebody has to look: what is stored does not follow from what was played."""
@@ -50,17 +50,17 @@ class Finding:
     what: str
     """match or submission"""
     id: str
-    verdict: Verdict
+    verdict: Agreement
     detail: str
 
     def as_json(self) -> dict[str, Any]:
         return {"what": self.what, "id": self.id, "verdict": self.verdict.value, "detail": self.detail}
 
 
-class Verifier:
+class ResultVerifier:
     def __init__(
         self, store: Store, files: FileStore, submissions: Submissions, *, runner: Runner | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Without a runner replays can be checked, but nothing can be played again."""
         self._store = store
         self._files = files
@@ -71,12 +71,12 @@ class Verifier:
         """With `replay` the agents also play it again, on the same seed."""
         match = self._store.matches.get(match_id)
         if match.state not in (MatchState.FINISHED, MatchState.TIMEOUT) or match.replay_digest is None:
-            return [_of_match(match, Verdict.UNCHECKED, f"the match is {match.state} and has no replay")]
+            return [_of_match(match, Agreement.UNCHECKED, f"the match is {match.state} and has no replay")]
         try:
             data = self._files.get(match.replay_digest)
             found = [_compare(match, Replay.load(data))]
         except HarenaError as error:
-            return [_of_match(match, Verdict.DIFFERS, f"its replay cannot be read: {error}")]
+            return [_of_match(match, Agreement.DIFFERS, f"its replay cannot be read: {error}")]
         if replay:
             found.append(self._play_again(match, data))
         return found
@@ -86,10 +86,10 @@ class Verifier:
         if self._store.environments.get(submission.env_id).kind is EnvironmentKind.LADDER:
             return self._verify_agent(submission)
         if submission.kind is Kind.SELF_REPORTED:
-            return [_of(submission, Verdict.UNCHECKED, "a self-reported score: it is the script's own word")]
+            return [_of(submission, Agreement.UNCHECKED, "a self-reported score: it is the script's own word")]
         every = self._store.submissions.evaluations(submission_id)
         if not every or submission.season_id is None:
-            return [_of(submission, Verdict.UNCHECKED, "it was never evaluated")]
+            return [_of(submission, Agreement.UNCHECKED, "it was never evaluated")]
         found = [self._evaluate_again(submission, every[-1])]
         final = finals.find(self._store, submission_id)
         if final is not None and final.score is not None:
@@ -119,43 +119,51 @@ class Verifier:
     def _verify_agent(self, submission: Submission) -> list[Finding]:
         played = self._store.matches.where(
             submission_id=submission.id, state=MatchState.FINISHED, limit=MATCHES_OF_AGENT
-        )  # fmt: skip
+        )
         if not played:
-            return [_of(submission, Verdict.UNCHECKED, "it has played no match")]
+            return [_of(submission, Agreement.UNCHECKED, "it has played no match")]
         return [finding for match in played for finding in self.verify_match(match.id)]
 
     def _play_again(self, match: MatchRecord, data: bytes) -> Finding:
         result = self._table().submit(play_spec(self._store, self._submissions, match)).result()
         if result.status is MatchStatus.VOID and result.cause is not VoidCause.GAME:
-            return _of_match(match, Verdict.UNCHECKED, f"it could not be played again: {result.error}")
+            return _of_match(match, Agreement.UNCHECKED, f"it could not be played again: {result.error}")
         if not result.replay:
-            return _of_match(match, Verdict.UNLIKE, f"played again, it ended as {result.status.value}: {result.error}")
+            return _of_match(
+                match, Agreement.UNLIKE, f"played again, it ended as {result.status.value}: {result.error}"
+            )
         before, again = _moves(data), _moves(result.replay)
         if before == again and result.winner == match.winner:
-            return _of_match(match, Verdict.SAME, f"played again, the agents made the same {len(before)} steps")
+            return _of_match(match, Agreement.SAME, f"played again, the agents made the same {len(before)} steps")
         step = next((at for at, pair in enumerate(zip(before, again, strict=False), 1) if pair[0] != pair[1]), None)
         where = f"from step {step} on" if step else f"{len(again)} steps, not {len(before)}"
         detail = f"played again, the agents moved otherwise ({where}): one throws dice, or depends on time"
-        return _of_match(match, Verdict.UNLIKE, detail)
+        return _of_match(match, Agreement.UNLIKE, detail)
 
     def _evaluate_again(self, submission: Submission, stored: Evaluation) -> Finding:
         wrong = self._contradiction(submission, stored)
         if wrong:
-            return _of(submission, Verdict.DIFFERS, wrong)
+            return _of(submission, Agreement.DIFFERS, wrong)
         code = self._submissions.code(submission)
         if not isinstance(code, AgentCode):
-            return _of(submission, Verdict.DIFFERS, "the stored code is a script, and scripts are never verified")
+            return _of(submission, Agreement.DIFFERS, "the stored code is a script, and scripts are never verified")
         settings = EnvironmentSettings.parse(self._store.environments.get(submission.env_id).settings)
         again = evaluate.evaluate(
-            code, submission.env_id, secret=self._store.seasons.secret(submission.season_id or 0), table=self._table(),
-            episodes=stored.episodes, clock=settings.clock, memory_mb=settings.memory_mb,
-            processes=settings.processes, name=submission.id,
-        )  # fmt: skip
+            code,
+            submission.env_id,
+            secret=self._store.seasons.secret(submission.season_id or 0),
+            table=self._table(),
+            episodes=stored.episodes,
+            clock=settings.clock,
+            memory_mb=settings.memory_mb,
+            processes=settings.processes,
+            name=submission.id,
+        )
         if again.digest() == stored.metrics.get("digest"):
-            return _of(submission, Verdict.SAME, f"evaluated again: {stored.episodes} episodes with the same returns")
+            return _of(submission, Agreement.SAME, f"evaluated again: {stored.episodes} episodes with the same returns")
         now = f"a score of {again.score:g}" if again.score is not None else f"a failure ({again.reason:.200})"
         detail = f"evaluated again: {now}, not {stored.score:g}: it throws dice or depends on time; its replays fit"
-        return _of(submission, Verdict.UNLIKE, detail)
+        return _of(submission, Agreement.UNLIKE, detail)
 
     def _final_again(self, submission: Submission, stored: Finalist) -> Finding:
         """In its season's finals."""
@@ -163,17 +171,24 @@ class Verifier:
         secret = self._store.seasons.final_secret(stored.season_id)
         metrics = stored.metrics or {}
         if secret is None or not isinstance(code, AgentCode):
-            return _of(submission, Verdict.DIFFERS, "the stored final result has no second secret, or is a script's")
+            return _of(submission, Agreement.DIFFERS, "the stored final result has no second secret, or is a script's")
         if stored.score not in _scores_of(metrics.get("returns") or [math.nan]):
-            return _of(submission, Verdict.DIFFERS, "the stored final score is not the mean of its returns")
+            return _of(submission, Agreement.DIFFERS, "the stored final score is not the mean of its returns")
         settings = EnvironmentSettings.parse(self._store.environments.get(submission.env_id).settings)
         again = evaluate.evaluate(
-            code, submission.env_id, secret=secret, table=self._table(), episodes=stored.episodes,
-            clock=settings.final_clock, memory_mb=settings.memory_mb, processes=settings.processes, name=submission.id,
-        )  # fmt: skip
+            code,
+            submission.env_id,
+            secret=secret,
+            table=self._table(),
+            episodes=stored.episodes,
+            clock=settings.final_clock,
+            memory_mb=settings.memory_mb,
+            processes=settings.processes,
+            name=submission.id,
+        )
         if again.digest() == metrics.get("digest"):
-            return _of(submission, Verdict.SAME, f"finals again: {stored.episodes} episodes with the same returns")
-        return _of(submission, Verdict.UNLIKE, "finals again: other returns: it throws dice or depends on time")
+            return _of(submission, Agreement.SAME, f"finals again: {stored.episodes} episodes with the same returns")
+        return _of(submission, Agreement.UNLIKE, "finals again: other returns: it throws dice or depends on time")
 
     def _contradiction(self, submission: Submission, stored: Evaluation) -> str:
         """What is stored of an evaluation must fit together, whatever the agent would do now: its score, its returns,
@@ -215,26 +230,28 @@ def _scores_of(returns: list[float]) -> tuple[float, float]:
 def _compare(match: MatchRecord, replay: Replay) -> Finding:
     checked = replay.verify()
     if not checked.ok:
-        return _of_match(match, Verdict.DIFFERS, str(checked))
+        return _of_match(match, Agreement.DIFFERS, str(checked))
     scores = tuple(seat.score for seat in match.seats)
     for what, recorded, stored in (
-        ("seed", replay.seed, match.seed), ("game", replay.environment, match.env_id),
-        ("match", replay.match_id, match.id), ("winner", replay.winner, match.winner),
+        ("seed", replay.seed, match.seed),
+        ("game", replay.environment, match.env_id),
+        ("match", replay.match_id, match.id),
+        ("winner", replay.winner, match.winner),
         ("scores", replay.scores, scores),
-    ):  # fmt: skip
+    ):
         if recorded != stored:
             detail = f"the replay has the {what} {recorded!r:.100}, the database {stored!r:.100}"
-            return _of_match(match, Verdict.DIFFERS, detail)
-    return _of_match(match, Verdict.SAME, str(checked))
+            return _of_match(match, Agreement.DIFFERS, detail)
+    return _of_match(match, Agreement.SAME, str(checked))
 
 
 def _moves(replay: bytes) -> list[dict[int, bytes]]:
     return [actions for actions, _ in replay_format.decode(replay).moves()]
 
 
-def _of_match(match: MatchRecord, verdict: Verdict, detail: str) -> Finding:
+def _of_match(match: MatchRecord, verdict: Agreement, detail: str) -> Finding:
     return Finding(what="match", id=match.id, verdict=verdict, detail=detail)
 
 
-def _of(submission: Submission, verdict: Verdict, detail: str) -> Finding:
+def _of(submission: Submission, verdict: Agreement, detail: str) -> Finding:
     return Finding(what="submission", id=submission.id, verdict=verdict, detail=detail)

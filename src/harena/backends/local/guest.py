@@ -1726,9 +1726,17 @@ class Loop:
         job.hits |= job.slot.hits() if job.slot else 0
         data = [bytes(job.data[what]) for what in ("out", "err", "res")]
         done = DONE.pack(
-            job.ended, status, job.hits, job.exec_errno, wall_ns, max(0, job.cpu_ns - (job.cpu_base or 0)), job.peak_kb,
-            job.written, *map(len, data), job.records,
-        )  # fmt: skip
+            job.ended,
+            status,
+            job.hits,
+            job.exec_errno,
+            wall_ns,
+            max(0, job.cpu_ns - (job.cpu_base or 0)),
+            job.peak_kb,
+            job.written,
+            *map(len, data),
+            job.records,
+        )
         self.let_go(job)
         self.send(OP_DONE, job.id, b"".join((done, *data)))
 

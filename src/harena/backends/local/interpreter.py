@@ -263,9 +263,14 @@ class Interpreter:
         result = outcome.result_of(done, limits, what="the source")
         detail = (result.detail or "the source ended the interpreter") + ENDED
         return Result(
-            verdict=result.verdict, exit_code=result.exit_code, signal=result.signal, stdout=stdout, stderr=stderr,
-            usage=result.usage, detail=detail,
-        )  # fmt: skip
+            verdict=result.verdict,
+            exit_code=result.exit_code,
+            signal=result.signal,
+            stdout=stdout,
+            stderr=stderr,
+            usage=result.usage,
+            detail=detail,
+        )
 
     def abandon(self) -> None:
         self._close()

@@ -169,11 +169,29 @@ class Spawn:
         strings = b"".join(word + b"\0" for word in (*self.argv, *self.env))
         cwd = self.cwd + b"\0" if self.cwd else b""
         fixed = SPAWN.pack(
-            self.kind, self.flags, self.wall_ns, self.cpu_ns, self.memory, self.output, self.fs_bytes,
-            self.processes, self.nofile, self.profile, self.view, self.records, self.ahead,
-            len(self.argv), len(self.env), len(strings), len(cwd), len(self.stdin), len(self.payload),
-            self.rows, self.cols, self.result,
-        )  # fmt: skip
+            self.kind,
+            self.flags,
+            self.wall_ns,
+            self.cpu_ns,
+            self.memory,
+            self.output,
+            self.fs_bytes,
+            self.processes,
+            self.nofile,
+            self.profile,
+            self.view,
+            self.records,
+            self.ahead,
+            len(self.argv),
+            len(self.env),
+            len(strings),
+            len(cwd),
+            len(self.stdin),
+            len(self.payload),
+            self.rows,
+            self.cols,
+            self.result,
+        )
         return b"".join((fixed, strings, cwd, self.stdin, self.payload))
 
 

@@ -16,10 +16,18 @@ from harena.terminal import safe_lines, table
 OK, NO, TIMEOUT, PLATFORM, INTERRUPTED = 0, 1, 124, 125, 130
 TOURNAMENTS = ("round-robin", "swiss", "elimination", "double-elimination")
 EXTRAS = {
-    "numpy": "match", "msgspec": "match", "zstandard": "match",
-    "grpc": "executor", "grpc_health": "executor", "grpc_reflection": "executor", "google": "executor",
-    "yaml": "executor", "gymnasium": "gym", "pettingzoo": "gym", "pyspiel": "openspiel",
-}  # fmt: skip
+    "numpy": "match",
+    "msgspec": "match",
+    "zstandard": "match",
+    "grpc": "executor",
+    "grpc_health": "executor",
+    "grpc_reflection": "executor",
+    "google": "executor",
+    "yaml": "executor",
+    "gymnasium": "gym",
+    "pettingzoo": "gym",
+    "pyspiel": "openspiel",
+}
 
 MATCH_TEXT = """\
 Plays agents against each other, each in a box of its own. An agent is a .py file, a folder or a zip; see
@@ -67,8 +75,13 @@ openspiel/kuhn_poker and the like (pip install 'harena[openspiel]'), module:fact
 
 def fill(name: str, command: argparse.ArgumentParser) -> None:
     """Gives the command of this name its options and its action."""
-    {"envs": _fill_envs, "match": _fill_match, "replay": _fill_replay, "validate": _fill_validate,
-     "executor": _fill_executor}[name](command)  # fmt: skip
+    {
+        "envs": _fill_envs,
+        "match": _fill_match,
+        "replay": _fill_replay,
+        "validate": _fill_validate,
+        "executor": _fill_executor,
+    }[name](command)
 
 
 def _sets(command: argparse.ArgumentParser, action: Action, epilog: str = "") -> None:
@@ -113,9 +126,10 @@ def _fill_match(command: argparse.ArgumentParser) -> None:
     group.add_argument("--tournament", choices=TOURNAMENTS, metavar="KIND", help=", ".join(TOURNAMENTS))
     group.add_argument("--rounds", type=int, metavar="N", help="of a Swiss tournament (enough to find the best)")
     group.add_argument(
-        "--lockstep", action="store_true",
+        "--lockstep",
+        action="store_true",
         help="many games in one exchange with the agents: quicker, but who crashes loses all that run",
-    )  # fmt: skip
+    )
     group.add_argument(
         "--fresh", action="store_true", help="start the agents' processes anew for each game of a series"
     )
@@ -209,10 +223,16 @@ def _envs(args: argparse.Namespace) -> int:
         print_json([info.as_json() for info in infos])
         return OK
     rows = [
-        (info.id, str(info.seats), "at once" if info.simultaneous else "in turn" if info.seats > 1 else "alone",
-         "hidden" if info.hidden else "", space_words(info.action), info.summary)
+        (
+            info.id,
+            str(info.seats),
+            "at once" if info.simultaneous else "in turn" if info.seats > 1 else "alone",
+            "hidden" if info.hidden else "",
+            space_words(info.action),
+            info.summary,
+        )
         for info in infos
-    ]  # fmt: skip
+    ]
     head = ("game", "seats", "moves", "information", "action", "summary")
     print(table(head, rows, left=("game", "moves", "information", "action", "summary")))
     print(f"\n{ENVS_FOOT}")

@@ -380,10 +380,17 @@ def _print_game(plan: Plan, contest: Contest, keeper: _Keeper) -> None:
     result = contest.games[-1].result
     print(terminal.safe(f"{result.environment}, seed {result.seed}: {headline(result)}"))
     rows = [
-        (str(number), seat.agent, seat.status.value, f"{seat.score:g}", str(seat.moves), f"{seat.cpu_s:.3f} s",
-         seat.reason)
+        (
+            str(number),
+            seat.agent,
+            seat.status.value,
+            f"{seat.score:g}",
+            str(seat.moves),
+            f"{seat.cpu_s:.3f} s",
+            seat.reason,
+        )
         for number, seat in enumerate(result.seats)
-    ]  # fmt: skip
+    ]
     head = ("seat", "agent", "status", "score", "moves", "cpu", "reason")
     print("\n" + terminal.table(head, rows, left=("agent", "status", "reason")))
     _print_kept(plan, keeper)
@@ -438,19 +445,40 @@ def verdict_text(verdict: Comparison, plan: Plan) -> str:
 
 def table_text(rows: Sequence[TableRow], names: Sequence[str], *, solo: bool = False, tie_break: bool = False) -> str:
     """Columns that say nothing here are left out."""
-    head = ("rank", "agent", "games", "won", "drawn", "lost", "void", "byes", "points", "Buchholz",
-            "win rate (95 %)", "mean score (95 %)", "faults", "cpu/move")  # fmt: skip
+    head = (
+        "rank",
+        "agent",
+        "games",
+        "won",
+        "drawn",
+        "lost",
+        "void",
+        "byes",
+        "points",
+        "Buchholz",
+        "win rate (95 %)",
+        "mean score (95 %)",
+        "faults",
+        "cpu/move",
+    )
 
     def cells(row: TableRow) -> tuple[str, ...]:
         place = row.standing
         duel = ("",) * 3 if solo else (str(place.wins), str(place.draws), str(place.losses))
         return (
-            str(place.rank), names[place.agent], str(place.games), *duel,
-            str(place.no_result or ""), str(place.byes or ""), "" if solo else f"{place.points:g}",
-            f"{place.tie_break:g}" if tie_break else "", "" if solo else _interval(row.rate),
-            _interval(row.score), str(row.faults or ""),
+            str(place.rank),
+            names[place.agent],
+            str(place.games),
+            *duel,
+            str(place.no_result or ""),
+            str(place.byes or ""),
+            "" if solo else f"{place.points:g}",
+            f"{place.tie_break:g}" if tie_break else "",
+            "" if solo else _interval(row.rate),
+            _interval(row.score),
+            str(row.faults or ""),
             f"{row.cpu_s / row.moves * 1000:.2f} ms" if row.moves else "",
-        )  # fmt: skip
+        )
 
     return terminal.table(head, [cells(row) for row in rows], left=("agent",))
 

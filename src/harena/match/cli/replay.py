@@ -66,9 +66,14 @@ def verify(args: argparse.Namespace) -> int:
     found = _load(args.file).verify()
     if args.json:
         print_json(
-            {"ok": found.ok, "steps": found.steps, "frame": found.frame, "recorded": found.recorded,
-             "replayed": found.replayed}
-        )  # fmt: skip
+            {
+                "ok": found.ok,
+                "steps": found.steps,
+                "frame": found.frame,
+                "recorded": found.recorded,
+                "replayed": found.replayed,
+            }
+        )
     else:
         print(safe(str(found)))
     return cli.OK if found.ok else cli.NO

@@ -343,9 +343,13 @@ def _checked(config: ServerConfig) -> ServerConfig:
 
 
 def override(
-    config: ServerConfig, *, host: str | None = None, port: int | None = None, file_folder: str | None = None,
+    config: ServerConfig,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    file_folder: str | None = None,
     insecure: bool = False,
-) -> ServerConfig:  # fmt: skip
+) -> ServerConfig:
     """With what the command line gives; None changes nothing."""
     executor, fetch = config.executor, config.fetch
     if host is not None:

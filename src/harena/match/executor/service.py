@@ -141,9 +141,14 @@ class Service:
         match.close(answer)
         log.info(
             "match %r in %s: %s, %d games, %d steps, %.3f s%s",
-            match.order.match_id, match.order.environment, match.status.value, len(match.games), answer.total_steps,
-            match.wall_s, f": {match.error}" if match.error else "",
-        )  # fmt: skip
+            match.order.match_id,
+            match.order.environment,
+            match.status.value,
+            len(match.games),
+            answer.total_steps,
+            match.wall_s,
+            f": {match.error}" if match.error else "",
+        )
         return answer
 
     def _watch_own(self, request: pb.MatchRequest, context: Context) -> Iterator[pb.MatchEvent]:

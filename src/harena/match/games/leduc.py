@@ -191,7 +191,9 @@ class Leduc(BaseGame):
         lines.append(f"board  [{_CARDS[self._board]}]")
         for seat in (0, 1):
             turn = "  <" if seat in self.to_move() else ""
-            lines.append(f"seat {seat} [{_CARDS[self._cards[seat]]}]  bet {self._paid[seat]:2}"
-                         f"  chips {self._chips[seat]:+}{turn}")  # fmt: skip
+            lines.append(
+                f"seat {seat} [{_CARDS[self._cards[seat]]}]  bet {self._paid[seat]:2}"
+                f"  chips {self._chips[seat]:+}{turn}"
+            )
         words = " | ".join(", ".join(_ACTIONS[action] for action in actions) for actions in self._history if actions)
         return "\n".join([*lines, words or "-"])

@@ -259,10 +259,23 @@ def game_section(record: Record) -> list[bytes]:
     if len(record.movers) > 1:
         order_head, order = _pack_column(record.order)
     head = _GameHead(
-        record.environment, record.seed, record.config, record.agents, record.steps, record.winner, record.scores,
-        record.status, tuple(status for status, _ in record.seats), record.forfeited, record.final, record.checks,
-        record.movers, order_head, heads, record.withdrawn,
-    )  # fmt: skip
+        record.environment,
+        record.seed,
+        record.config,
+        record.agents,
+        record.steps,
+        record.winner,
+        record.scores,
+        record.status,
+        tuple(status for status, _ in record.seats),
+        record.forfeited,
+        record.final,
+        record.checks,
+        record.movers,
+        order_head,
+        heads,
+        record.withdrawn,
+    )
     fields = msgspec.structs.astuple(head)
     return [_header(fields if record.withdrawn else fields[:-1]), order, *blocks]
 
@@ -272,9 +285,15 @@ def run_section(record: Record) -> list[bytes]:
     means = tuple(_means(seat, times) for seat, times in zip(codes, record.cpu_us, strict=True))
     heads, blocks = _packed([Column(seat, 1) for seat in codes])
     head = _RunHead(
-        record.match_id, record.harena, record.reason, tuple(reason for _, reason in record.seats),
-        record.started_at, record.ended_at, means, heads,
-    )  # fmt: skip
+        record.match_id,
+        record.harena,
+        record.reason,
+        tuple(reason for _, reason in record.seats),
+        record.started_at,
+        record.ended_at,
+        means,
+        heads,
+    )
     return [_header(head), *blocks]
 
 
@@ -324,12 +343,28 @@ def _read(game_bytes: bytes, run_bytes: bytes) -> Record:
         _times(codes, dict(means), len(moves)) for codes, means, moves in zip(codes, run.means, actions, strict=True)
     )
     return Record(
-        environment=game.environment, seed=game.seed, config=game.config, agents=game.agents, movers=game.movers,
-        order=order, actions=actions, cpu_us=times, winner=game.winner, scores=game.scores, status=game.status,
-        reason=run.reason, seats=tuple(zip(game.seats, run.seats, strict=True)), forfeited=game.forfeited,
-        withdrawn=game.withdrawn, checks=game.checks, final=game.final, match_id=run.match_id, harena=run.harena,
-        started_at=run.started_at, ended_at=run.ended_at,
-    )  # fmt: skip
+        environment=game.environment,
+        seed=game.seed,
+        config=game.config,
+        agents=game.agents,
+        movers=game.movers,
+        order=order,
+        actions=actions,
+        cpu_us=times,
+        winner=game.winner,
+        scores=game.scores,
+        status=game.status,
+        reason=run.reason,
+        seats=tuple(zip(game.seats, run.seats, strict=True)),
+        forfeited=game.forfeited,
+        withdrawn=game.withdrawn,
+        checks=game.checks,
+        final=game.final,
+        match_id=run.match_id,
+        harena=run.harena,
+        started_at=run.started_at,
+        ended_at=run.ended_at,
+    )
 
 
 def _check_game(game: _GameHead) -> None:

@@ -128,10 +128,18 @@ def _metadata(record: fmt.Record, names: Sequence[str]) -> dict[str, Any]:
         "match_id": record.match_id,
         "environment": record.environment,
         "agents": [
-            {"agent_id": key, "seat": seat, "name": name, "status": status, "reason": reason,
-             "cpu_s": sum(times) / 1e6, "moves": len(times)}
-            for seat, (key, name, (status, reason), times)
-            in enumerate(zip(names, record.agents, record.seats, record.cpu_us, strict=True))
+            {
+                "agent_id": key,
+                "seat": seat,
+                "name": name,
+                "status": status,
+                "reason": reason,
+                "cpu_s": sum(times) / 1e6,
+                "moves": len(times),
+            }
+            for seat, (key, name, (status, reason), times) in enumerate(
+                zip(names, record.agents, record.seats, record.cpu_us, strict=True)
+            )
         ],
         "start_time": record.started_at,
         "end_time": record.ended_at,
@@ -142,7 +150,7 @@ def _metadata(record: fmt.Record, names: Sequence[str]) -> dict[str, Any]:
         "scores": list(record.scores),
         "forfeited": list(record.forfeited),
         **({"withdrawn": [[step, list(seats)] for step, seats in record.withdrawn]} if record.withdrawn else {}),
-    }  # fmt: skip
+    }
 
 
 def _named(names: Sequence[str], values: Mapping[int, Any]) -> dict[str, Any]:
@@ -184,15 +192,28 @@ def record(parsed: JsonReplay, game: Game) -> fmt.Record:
     )
     final, checks = _hashes(parsed)
     return fmt.Record(
-        environment=meta.environment, seed=parsed.seed or 0, config=parsed.config,
-        agents=tuple(agent.agent_id if agent.name is None else agent.name for agent in agents), movers=moves.movers,
-        order=moves.order, actions=moves.actions, cpu_us=moves.cpu_us,
-        winner=None if meta.winner is None else seat_of[meta.winner], scores=scores, status=meta.status,
-        reason=meta.reason, seats=tuple((agent.status, agent.reason) for agent in agents),
-        forfeited=tuple(sorted(set(meta.forfeited))), withdrawn=meta.withdrawn, checks=checks, final=final,
-        match_id=meta.match_id, harena=parsed.harena_version, started_at=meta.start_time,
+        environment=meta.environment,
+        seed=parsed.seed or 0,
+        config=parsed.config,
+        agents=tuple(agent.agent_id if agent.name is None else agent.name for agent in agents),
+        movers=moves.movers,
+        order=moves.order,
+        actions=moves.actions,
+        cpu_us=moves.cpu_us,
+        winner=None if meta.winner is None else seat_of[meta.winner],
+        scores=scores,
+        status=meta.status,
+        reason=meta.reason,
+        seats=tuple((agent.status, agent.reason) for agent in agents),
+        forfeited=tuple(sorted(set(meta.forfeited))),
+        withdrawn=meta.withdrawn,
+        checks=checks,
+        final=final,
+        match_id=meta.match_id,
+        harena=parsed.harena_version,
+        started_at=meta.start_time,
         ended_at=meta.start_time if meta.end_time is None else meta.end_time,
-    )  # fmt: skip
+    )
 
 
 def _summed(frames: Iterable[JsonFrame], seat_of: Mapping[str, int]) -> tuple[float, ...]:

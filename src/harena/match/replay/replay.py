@@ -73,15 +73,29 @@ class ReplayRecorder:
         moves = fmt.columns(len(self._agents), self._steps)
         return fmt.encode(
             fmt.Record(
-                environment=self._environment, seed=self._seed, config=self._config, agents=self._agents,
-                movers=moves.movers, order=moves.order, actions=moves.actions, cpu_us=moves.cpu_us,
-                winner=winner, scores=tuple(map(float, scores)), status=status, reason=_text(reason),
+                environment=self._environment,
+                seed=self._seed,
+                config=self._config,
+                agents=self._agents,
+                movers=moves.movers,
+                order=moves.order,
+                actions=moves.actions,
+                cpu_us=moves.cpu_us,
+                winner=winner,
+                scores=tuple(map(float, scores)),
+                status=status,
+                reason=_text(reason),
                 seats=tuple((seat_status, _text(why)) for seat_status, why in seats),
-                forfeited=tuple(sorted(forfeited)), withdrawn=tuple(self._withdrawn), checks=b"".join(self._checks),
-                final=view_hash(self._game)[: fmt.FINAL_BYTES], match_id=self._match_id, harena=harena.__version__,
-                started_at=started_at, ended_at=ended_at,
+                forfeited=tuple(sorted(forfeited)),
+                withdrawn=tuple(self._withdrawn),
+                checks=b"".join(self._checks),
+                final=view_hash(self._game)[: fmt.FINAL_BYTES],
+                match_id=self._match_id,
+                harena=harena.__version__,
+                started_at=started_at,
+                ended_at=ended_at,
             )
-        )  # fmt: skip
+        )
 
 
 def _text(words: str) -> str:

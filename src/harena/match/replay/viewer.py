@@ -86,9 +86,7 @@ def page(data: dict[str, Any]) -> str:
 def policy() -> str:
     """The page's Content-Security-Policy, which it also carries itself: our two scripts, our style, nothing else."""
     css, boards, player = (_allow(_part(name)) for name in _PARTS)
-    return (
-        f"default-src 'none'; script-src {boards} {player}; style-src {css}; base-uri 'none'; form-action 'none'"
-    )  # fmt: skip
+    return f"default-src 'none'; script-src {boards} {player}; style-src {css}; base-uri 'none'; form-action 'none'"
 
 
 @functools.cache

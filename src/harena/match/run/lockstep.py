@@ -89,11 +89,15 @@ class Lockstep:
         if spec.record:
             self.recorders = [
                 replay.ReplayRecorder(
-                    game, environment=game.id, seed=seed, config=dict(spec.config), match_id=uuid.uuid4().hex[:12],
+                    game,
+                    environment=game.id,
+                    seed=seed,
+                    config=dict(spec.config),
+                    match_id=uuid.uuid4().hex[:12],
                     agents=[code.name for code in spec.agents],
                 )
                 for game, seed in zip(games, seeds, strict=True)
-            ]  # fmt: skip
+            ]
 
     def run(self) -> list[MatchResult]:
         started, started_at = time.monotonic(), time.time()
@@ -180,15 +184,30 @@ class Lockstep:
         recorded = b""
         if self.recorders and status is not MatchStatus.VOID:
             recorded = self.recorders[at].finish(
-                winner=outcome.winner, scores=outcome.scores, status=status.value, reason=reason,
-                seats=[(seat.status.value, seat.reason) for seat in seats], started_at=started_at,
-                ended_at=started_at + wall_s, forfeited=sorted(faults),
-            )  # fmt: skip
+                winner=outcome.winner,
+                scores=outcome.scores,
+                status=status.value,
+                reason=reason,
+                seats=[(seat.status.value, seat.reason) for seat in seats],
+                started_at=started_at,
+                ended_at=started_at + wall_s,
+                forfeited=sorted(faults),
+            )
         return MatchResult(
-            match_id="", environment=game.id, seed=self._seeds[at], status=status, winner=outcome.winner,
-            reason=reason, steps=self.steps[at], wall_s=wall_s, seats=seats, error=error, replay=recorded,
-            fingerprint=self._fingerprint(at) if status is MatchStatus.FINISHED else "", cause=self._cause,
-        )  # fmt: skip
+            match_id="",
+            environment=game.id,
+            seed=self._seeds[at],
+            status=status,
+            winner=outcome.winner,
+            reason=reason,
+            steps=self.steps[at],
+            wall_s=wall_s,
+            seats=seats,
+            error=error,
+            replay=recorded,
+            fingerprint=self._fingerprint(at) if status is MatchStatus.FINISHED else "",
+            cause=self._cause,
+        )
 
     def _fingerprint(self, at: int) -> str:
         actions = self.actions[at]
@@ -202,11 +221,15 @@ class Lockstep:
         moves = self._moves[number][at]
         cpu_s = seat.cpu_ns / 1e9 if seat else 0.0
         return SeatResult(
-            agent=self.spec.agents[number].name, status=fault.status if fault else SeatStatus.OK,
-            reason=fault.reason if fault else "", score=outcome.scores[number],
-            cpu_s=cpu_s * moves / max(1, len(self.moved[number])), moves=moves,
-            start_s=seat.start_s if seat else 0.0, log=self._logs[number] if seat else "",
-        )  # fmt: skip
+            agent=self.spec.agents[number].name,
+            status=fault.status if fault else SeatStatus.OK,
+            reason=fault.reason if fault else "",
+            score=outcome.scores[number],
+            cpu_s=cpu_s * moves / max(1, len(self.moved[number])),
+            moves=moves,
+            start_s=seat.start_s if seat else 0.0,
+            log=self._logs[number] if seat else "",
+        )
 
 
 class Half:

@@ -168,11 +168,19 @@ def load_all(
             for seed in together or [spec.seed]
         ]
         place = SeatPlace(
-            seat=number, seats=game.seats, environment=game.id, observation=game.observation_space(number),
-            action=game.action_space(number), seed=dice[0], seeds=tuple(dice) if together else (),
-            stays=bool(together) or spec.keep, config=spec.config, clock=spec.clock, log_bytes=spec.log_bytes,
+            seat=number,
+            seats=game.seats,
+            environment=game.id,
+            observation=game.observation_space(number),
+            action=game.action_space(number),
+            seed=dice[0],
+            seeds=tuple(dice) if together else (),
+            stays=bool(together) or spec.keep,
+            config=spec.config,
+            clock=spec.clock,
+            log_bytes=spec.log_bytes,
             output_bytes=spec.output_bytes,
-        )  # fmt: skip
+        )
         seat.sit(code, place, cpus, look)
     for number, seat in enumerate(seats):
         try:
@@ -207,9 +215,13 @@ class MatchPlay:
         self._recorder: replay.ReplayRecorder | None = None
         if spec.record:
             self._recorder = replay.ReplayRecorder(
-                game, environment=game.id, seed=spec.seed, config=dict(spec.config), match_id=self.match_id,
+                game,
+                environment=game.id,
+                seed=spec.seed,
+                config=dict(spec.config),
+                match_id=self.match_id,
                 agents=[code.name for code in spec.agents],
-            )  # fmt: skip
+            )
 
     def run(self) -> MatchResult:
         started, started_at = time.monotonic(), time.time()
@@ -403,12 +415,17 @@ class MatchPlay:
         names = [code.name for code in self.spec.agents]
         seats = tuple(
             SeatResult(
-                agent=names[number], status=seat.fault.status if seat.fault else SeatStatus.OK,
-                reason=seat.fault.reason if seat.fault else "", score=outcome.scores[number], cpu_s=seat.cpu_ns / 1e9,
-                moves=seat.moves, start_s=seat.start_s, log=seat.log(),
+                agent=names[number],
+                status=seat.fault.status if seat.fault else SeatStatus.OK,
+                reason=seat.fault.reason if seat.fault else "",
+                score=outcome.scores[number],
+                cpu_s=seat.cpu_ns / 1e9,
+                moves=seat.moves,
+                start_s=seat.start_s,
+                log=seat.log(),
             )
             for number, seat in enumerate(self.seats)
-        )  # fmt: skip
+        )
         if len(seats) < len(names):  # it was over before all had sat down
             seats += tuple(
                 SeatResult(
@@ -421,20 +438,35 @@ class MatchPlay:
         if self._recorder and status is not MatchStatus.VOID:
             try:
                 recorded = self._recorder.finish(
-                    winner=outcome.winner, scores=outcome.scores, status=status.value, reason=reason,
-                    seats=[(seat.status.value, seat.reason) for seat in seats], started_at=started_at,
-                    ended_at=started_at + wall_s, forfeited=self._faulty(),
-                )  # fmt: skip
+                    winner=outcome.winner,
+                    scores=outcome.scores,
+                    status=status.value,
+                    reason=reason,
+                    seats=[(seat.status.value, seat.reason) for seat in seats],
+                    started_at=started_at,
+                    ended_at=started_at + wall_s,
+                    forfeited=self._faulty(),
+                )
             except HarenaError as failure:
                 status, cause = MatchStatus.VOID, VoidCause.REPLAY
                 error = f"the replay could not be made: {failure}"
         played = status is MatchStatus.FINISHED
         identity = fingerprint(b"".join(self._questions), b"".join(self._answers)) if played else ""
         return MatchResult(
-            match_id=self.match_id, environment=self.game.id, seed=self.spec.seed, status=status, winner=outcome.winner,
-            reason=reason, steps=self.steps, wall_s=wall_s, seats=seats, error=error, replay=recorded,
-            fingerprint=identity, cause=cause,
-        )  # fmt: skip
+            match_id=self.match_id,
+            environment=self.game.id,
+            seed=self.spec.seed,
+            status=status,
+            winner=outcome.winner,
+            reason=reason,
+            steps=self.steps,
+            wall_s=wall_s,
+            seats=seats,
+            error=error,
+            replay=recorded,
+            fingerprint=identity,
+            cause=cause,
+        )
 
 
 def cause_of(failure: HarenaError) -> VoidCause:

@@ -47,10 +47,15 @@ class Finished:
         scores = [score if math.isfinite(score) else None for score in self.result.scores]
         data["scores"] = [scores[seat] for seat in order]
         data["seats"] = [
-            {**data["seats"][seat], "index": self.pairing.seats[seat], "seat": seat,
-             "score": scores[seat], "start_s": round(self.result.seats[seat].start_s, 6)}
+            {
+                **data["seats"][seat],
+                "index": self.pairing.seats[seat],
+                "seat": seat,
+                "score": scores[seat],
+                "start_s": round(self.result.seats[seat].start_s, 6),
+            }
             for seat in order
-        ]  # fmt: skip
+        ]
         return {**data, "round": self.pairing.round, "attempt": self.pairing.attempt}
 
 
@@ -71,11 +76,23 @@ class TableRow:
     def as_json(self, names: Sequence[str]) -> dict[str, Any]:
         row = self.standing
         return {
-            "agent": names[row.agent], "index": row.agent, "rank": row.rank, "games": row.games, "wins": row.wins,
-            "draws": row.draws, "losses": row.losses, "no_result": row.no_result, "byes": row.byes,
-            "points": row.points, "tie_break": row.tie_break, "win_rate": self.rate.as_json(),
-            "score": self.score.as_json(), "faults": self.faults, "cpu_s": round(self.cpu_s, 6), "moves": self.moves,
-        }  # fmt: skip
+            "agent": names[row.agent],
+            "index": row.agent,
+            "rank": row.rank,
+            "games": row.games,
+            "wins": row.wins,
+            "draws": row.draws,
+            "losses": row.losses,
+            "no_result": row.no_result,
+            "byes": row.byes,
+            "points": row.points,
+            "tie_break": row.tie_break,
+            "win_rate": self.rate.as_json(),
+            "score": self.score.as_json(),
+            "faults": self.faults,
+            "cpu_s": round(self.cpu_s, 6),
+            "moves": self.moves,
+        }
 
 
 class Contest:
