@@ -1,4 +1,4 @@
-"""The `harena` command. Everything behind a subcommand is imported when it is used, so that help comes at once."""
+"""The `harena` command. The code of a subcommand is imported only when it runs, so that help appears at once."""
 
 from __future__ import annotations
 
@@ -28,71 +28,75 @@ LIMIT_OPTIONS = {
 """The option that sets each field of Limits."""
 DAY_S = 86400.0
 KEYS, PASTE = 32, 65536
-"""How much a terminal is given at once, and how much is kept for it."""
+"""Bytes of input written to the terminal at once, and bytes of input buffered for it."""
 
 EXIT_CODES = """\
 exit codes:
-  the program's own, when it ended by itself (126 and 127: it could not be started)
-  2    a wrong argument
-  3    this host cannot isolate; says what is missing and the fix
+  the program's own exit code, if it ended by itself (126 and 127: it could not be started)
+  2    invalid argument
+  3    this host cannot isolate programs; the message says what is missing and how to fix it
   122  ended at the limit on processes and threads      124  ended at the limit on time
   123  ended at the limit on output                     137  ended at the limit on memory
   128+n  ended by signal n                              159  ended for a forbidden system call
   125  Harena failed, not the program                   130  interrupted by Ctrl-C
-  --json has the verdict by name, where a program could choose one of these codes itself."""
+A program can choose one of these codes itself. --json prints the verdict by name."""
 
 EXAMPLES = """\
 examples:
-  harena run script.py                     run a file in a fresh box: no network, none of your files
-  harena run -c 'print(6 * 7)' --json      the answer with verdict and usage
-  harena exec -- sh -c 'ls -la /'          any command
-  harena shell                             a terminal in a box
-  harena match pong a.py b.py              two agents, each in a box of its own
-  harena up                                an arena with a live page on http://127.0.0.1:8000
-  harena submit agent.py --env pong-v1     hand in an agent to it
-  harena doctor                            attack a box on this machine and see what holds"""
+  harena run script.py                     run a file in a fresh box, without network or your files
+  harena run -c 'print(6 * 7)' --json      print the output, verdict and usage as JSON
+  harena exec -- sh -c 'ls -la /'          run any command in a fresh box
+  harena shell                             open a terminal in a box
+  harena match pong a.py b.py              play two agents against each other, each in its own box
+  harena up                                start an arena with a web page on http://127.0.0.1:8000
+  harena submit agent.py --env pong-v1     submit an agent to the arena
+  harena doctor                            attack a box on this machine and report what holds"""
 
 PARTS = {
     "harena.api.cli": {
         "up": "start an arena: API, web page, workers and gRPC executor in one command",
     },
     "harena.client.cli": {
-        "submit": "hand in an agent to an arena",
-        "status": "how a submission fares",
-        "logs": "what a submission of yours printed",
-        "leaderboard": "show a board",
-        "watch": "follow a match or a board as it happens",
-        "challenge": "let your agent play a chosen opponent; moves no rating",
+        "submit": "submit an agent to an arena",
+        "status": "show the state of a submission",
+        "logs": "show what your submission printed",
+        "leaderboard": "show a leaderboard",
+        "watch": "follow a match or a board live",
+        "challenge": "let your agent play a chosen opponent, without changing ratings",
         "export": "download boards, matches, ratings or submissions",
-        "gradio": "a small page for Spaces and notebooks",
+        "gradio": "serve a small web page for Spaces and notebooks",
     },
     "harena.match.cli.commands": {
         "envs": "list the games that agents can play",
-        "match": "let agents play a game: a match, a series or a tournament",
+        "match": "play agents against each other: a match, a series or a tournament",
         "replay": "show, convert or verify the replay of a match",
-        "validate": "check an agent: read it, load it in a box and let it play",
+        "validate": "check an agent: load it in a box and let it play a short game",
         "executor": "serve matches over gRPC",
     },
     "harena.azr.cli": {
-        "azr": "Absolute Zero: train a model by self-play, evaluate it, read what it proposes",
+        "azr": "train a model by self-play (Absolute Zero), evaluate it, read the tasks it proposes",
     },
     "harena.arena.cli": {
-        "arena": "check results of an arena by playing them again",
+        "arena": "re-run stored results of an arena and compare them",
         "ratings": "rebuild an arena's ratings from its match log",
-        "keys": "make, list, rotate and revoke the API keys of an arena",
+        "keys": "create, list, rotate and revoke the API keys of an arena",
     },
 }
-"""Commands by the module that has their options, `fill`; it is loaded with the one that is used."""
+"""Commands by the module that defines their options in `fill`. Only the module of the chosen command is imported."""
 
 RUN_TEXT = """\
-Runs a Python file or a piece of code in a fresh box and ends the box with it. The file is the only one of yours that
-the program sees. Its output is passed on as it comes and as it is: pipe it through `cat -v` if you do not want to
-trust it with your terminal."""
+Runs a Python file or a piece of code in a fresh box, which is removed afterwards. The program sees none of your files
+except this one. Its output is passed on immediately and unchanged: pipe it through `cat -v` if it must not control your
+terminal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     words, rest = _split(list(sys.argv[1:] if argv is None else argv))
-    args = _parser(words[:1]).parse_args(words)
+    parser = _parser(words[:1])
+    if not words:
+        parser.print_help()
+        return USAGE
+    args = parser.parse_args(words)
     args.rest = rest
     from harena.errors import HarenaError
 
@@ -101,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; keep Python from complaining about it at exit.
+        # The reader of our output is gone. Keep Python from reporting that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except HarenaError as error:
@@ -109,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """What comes after the first `--` belongs to the program."""
+    """Separate the words after the first `--`, which belong to the program."""
     if "--" not in words:
         return words, []
     at = words.index("--")
@@ -120,7 +124,7 @@ def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="harena",
-        description="Run, match, rank and train agents that nobody trusts.",
+        description="Run, match, rank and train untrusted agents in isolated boxes.",
         epilog=EXAMPLES,
         formatter_class=raw,
     )
@@ -137,16 +141,16 @@ def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
     run.usage = "harena run [options] (FILE | -c CODE) [--] [ARGS...]"
     run.add_argument("file", nargs="?", metavar="FILE", help="a Python file; - reads it from stdin")
     run.add_argument(
-        "args", nargs="*", metavar="ARGS", help="the program's arguments; -- before those that begin with -"
+        "args", nargs="*", metavar="ARGS", help="arguments of the program; put -- before arguments that begin with -"
     )
-    run.add_argument("-c", dest="code", metavar="CODE", help="the program itself")
+    run.add_argument("-c", dest="code", metavar="CODE", help="the program as text")
     _add_program_options(run)
     run.add_argument(
         "--preload",
         action="append",
         default=[],
         metavar="MOD",
-        help="import it in a warm interpreter, and run the program in a fork of that",
+        help="import this module first, and run the program in a fork of that interpreter",
     )
 
     execute = add("exec", _exec, "run any command in a fresh box", epilog=EXIT_CODES)
@@ -154,25 +158,25 @@ def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
     execute.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     _add_program_options(execute)
 
-    shell = add("shell", _shell, "a terminal in a fresh box; its files vanish with it")
-    shell.add_argument("--python", action="store_true", help="a Python prompt instead of a shell")
+    shell = add("shell", _shell, "open a terminal in a fresh box; its files are deleted at the end")
+    shell.add_argument("--python", action="store_true", help="start Python instead of a shell")
     _add_limits(shell)
 
     doctor = add(
         "doctor",
         _doctor,
         "attack a box on this machine and report what holds",
-        epilog="exit codes: 0 every probe was held, 1 one was not, 3 this host cannot isolate",
+        epilog="exit codes: 0 every probe held, 1 a probe failed, 3 this host cannot isolate programs",
     )
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
 
-    bench = add("bench", _bench, "measure")
+    bench = add("bench", _bench, "run the benchmarks")
     bench.add_argument("what", choices=["sandbox", "match"])
-    bench.add_argument("--json", metavar="FILE", help="write the numbers to this file too")
+    bench.add_argument("--json", metavar="FILE", help="also write the numbers to this file")
     bench.add_argument("--quick", action="store_true", help="fewer repetitions")
 
-    add("demo", _demo, "see what a box does and what it withstands, in a few seconds")
-    boxes = add("boxes", _boxes, "list the live boxes of this user")
+    add("demo", _demo, "show in a few seconds what a box does and what it withstands")
+    boxes = add("boxes", _boxes, "list the running boxes of this user")
     boxes.add_argument("--json", action="store_true", help="print the list as JSON")
     for module, names in PARTS.items():
         for name, text in names.items():
@@ -184,7 +188,7 @@ def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _add_program_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--stdin", metavar="TEXT", help="what the program reads; - passes on this command's stdin")
+    command.add_argument("--stdin", metavar="TEXT", help="input of the program; - passes on the stdin of this command")
     _add_limits(command)
     command.add_argument("--json", action="store_true", help="print verdict, output and usage as JSON")
 
@@ -193,14 +197,22 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
     from harena.sandbox.spec import Limits
 
     usual = Limits()
-    group = command.add_argument_group("what it may use, and what it sees")
-    group.add_argument("--wall", type=float, metavar="S", help=f"seconds from start to end ({usual.wall_s:g})")
-    group.add_argument("--cpu", type=float, metavar="S", help="seconds of CPU time (not limited)")
-    group.add_argument("--memory", type=int, metavar="MB", help=f"memory ({usual.memory_mb})")
-    group.add_argument("--processes", type=int, metavar="N", help=f"processes and threads at once ({usual.processes})")
-    group.add_argument("--output", type=int, metavar="BYTES", help=f"stdout and stderr together ({usual.output_bytes})")
+    group = command.add_argument_group("limits and packages")
+    group.add_argument("--wall", type=float, metavar="S", help=f"seconds of wall time ({usual.wall_s:g})")
+    group.add_argument("--cpu", type=float, metavar="S", help="seconds of CPU time (unlimited)")
+    group.add_argument("--memory", type=int, metavar="MB", help=f"megabytes of memory ({usual.memory_mb})")
     group.add_argument(
-        "--package", action="append", default=[], metavar="NAME", help="an installed distribution it may import"
+        "--processes", type=int, metavar="N", help=f"number of processes and threads at once ({usual.processes})"
+    )
+    group.add_argument(
+        "--output", type=int, metavar="BYTES", help=f"bytes of stdout and stderr together ({usual.output_bytes})"
+    )
+    group.add_argument(
+        "--package",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an installed package that the program may import",
     )
 
 
@@ -211,7 +223,7 @@ def _run(args: argparse.Namespace) -> int:
     words = [*args.args, *args.rest]
     if args.code is not None:
         if args.file is not None:
-            words.insert(0, args.file)  # as Python has it: after -c all words are the program's
+            words.insert(0, args.file)  # as in Python: all words after -c belong to the program
         if args.preload:
             return _run_forked(args, "-c", args.code.encode(), words)
         with _box(args) as box:
@@ -263,7 +275,7 @@ def _execute(box: Sandbox, argv: list[str], args: argparse.Namespace) -> int:
 
 
 def _follow(process: Process, stdin: bytes) -> Result:
-    """Passes the output on as it comes."""
+    """Pass the output on as soon as it arrives."""
     import select
     import threading
 
@@ -274,12 +286,12 @@ def _follow(process: Process, stdin: bytes) -> Result:
     while live := [stream for stream in ways if stream.fileno() >= 0]:
         for stream in select.select(live, [], [])[0]:
             _write(ways[stream], stream.read())
-    feeder.join()  # it ends with the process at the latest, and `wait` closes what it writes to
+    feeder.join()  # ends with the process at the latest; `wait` closes the stream it writes to
     return process.wait()
 
 
 def _feed(process: Process, stdin: bytes) -> None:
-    with contextlib.suppress(OSError):  # it does not have to read its input
+    with contextlib.suppress(OSError):  # the program may not read its input
         process.write(stdin)
     process.close_stdin()
 
@@ -298,7 +310,7 @@ def _finish(result: Result, args: argparse.Namespace) -> int:
 
 
 def exit_code(result: Result) -> int:
-    """As the table in `harena run --help` has it."""
+    """Exit code of a result, by the table in `harena run --help`."""
     if result.verdict.shell_code is not None:
         return result.verdict.shell_code
     if result.exit_code is None:
@@ -314,7 +326,7 @@ def _shell(args: argparse.Namespace) -> int:
             args.json = False
             with box.start(argv) as process:
                 return _finish(_follow(process, sys.stdin.buffer.read()), args)
-        print(f"box {box.id}: no network, /workspace is yours and vanishes at the end; leave with exit or Ctrl-D")
+        print(f"box {box.id}: no network; /workspace is writable and deleted at the end; leave with exit or Ctrl-D")
         env = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
         size = os.get_terminal_size()
         with box.start(argv, env={**env, "PS1": r"box:\w\$ "}, pty=True, rows=size.lines, cols=size.columns) as process:
@@ -325,7 +337,7 @@ def _shell(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _raw_terminal(process: Process) -> Generator[None]:
-    """Every key goes to the box, and the box learns of a new size of the window."""
+    """Send every key to the box, and tell it when the window changes its size."""
     import signal
     import termios
     import tty
@@ -348,7 +360,7 @@ def _raw_terminal(process: Process) -> Generator[None]:
 
 
 def _converse(process: Process) -> None:
-    """Keys go in as fast as the terminal takes them: what is pasted must not be lost, nor hold up the output."""
+    """Exchange keys and output. Pasted text is buffered, so that it is not lost and does not delay the output."""
     import select
 
     typed, open_stdin = b"", True
@@ -356,7 +368,7 @@ def _converse(process: Process) -> None:
         reads = [process.stdout, sys.stdin] if open_stdin and len(typed) < PASTE else [process.stdout]
         ready, takes, _ = select.select(reads, [process.stdout] if typed else [], [])
         if process.stdout in takes:
-            with contextlib.suppress(OSError):  # full again, or it has just ended
+            with contextlib.suppress(OSError):  # the terminal is full, or the process has just ended
                 process.write(typed[:KEYS])
                 typed = typed[KEYS:]
         if process.stdout in ready:
@@ -389,7 +401,7 @@ def _stdin(args: argparse.Namespace) -> bytes:
     return sys.stdin.buffer.read() if args.stdin == "-" else (args.stdin or "").encode()
 
 
-# ---- the others ----
+# ---- other commands ----
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -410,8 +422,8 @@ def doctor_text(report: Report) -> str:
     lines = [f"{name:<10} {value}" for name, value in report.enforcement.items()]
     lines += [f"note       {note}" for note in report.notes]
     if report.missing is not None:
-        lines += ["", f"No box can be made: {report.missing}"]
-        # The fix of last resort is the doctor, who is speaking.
+        lines += ["", f"No box can be created: {report.missing}"]
+        # The default fix is to run the doctor, which is running already.
         return "\n".join(lines if "harena doctor" in (report.fix or "") else [*lines, f"Fix: {report.fix}"])
     width = max((len(probe.name) for probe in report.probes), default=0)
     group = ""
@@ -455,7 +467,7 @@ def _boxes(args: argparse.Namespace) -> int:
 
 
 def live_boxes() -> list[dict[str, Any]]:
-    """From the local backend's records, one file for each box, that name its owner."""
+    """List running boxes from the records of the local backend: one file for each box, which names its owner."""
     folder = importlib.import_module("harena.backends.local.registry").folder()
     boxes: list[dict[str, Any]] = []
     for path in sorted(folder.iterdir()):
@@ -475,7 +487,7 @@ def _version(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- words for a person ----
+# ---- messages ----
 
 
 def _explain(error: HarenaError) -> int:
@@ -485,11 +497,11 @@ def _explain(error: HarenaError) -> int:
         case IsolationUnavailable():
             return _fail(UNAVAILABLE, error.missing, error.fix)
         case BackendUnavailable():
-            return _fail(UNAVAILABLE, str(error), "install what it names")
+            return _fail(UNAVAILABLE, str(error), "install the missing package")
         case SpecError():
             return _fail(USAGE, str(error), "see --help")
         case BoxError():
-            hints = {Retry.SAFE: "nothing was started, try again", Retry.UNKNOWN: "the program may have run, in part"}
+            hints = {Retry.SAFE: "nothing was started, try again", Retry.UNKNOWN: "the program may have run in part"}
             return _fail(PLATFORM, str(error), hints.get(error.retry, "trying again will not help"))
         case _:
             return _fail(PLATFORM, str(error), "")
@@ -502,7 +514,7 @@ def _fail(code: int, what: str, hint: str) -> int:
 
 @contextlib.contextmanager
 def _progress(label: str) -> Generator[Callable[[int, int], None] | None]:
-    """A line that counts, on a terminal and nowhere else."""
+    """Show a progress counter, only on a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

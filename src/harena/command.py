@@ -1,5 +1,5 @@
-"""What all parts of the `harena` command share. Guarantees: a mistake, or a missing package, is one line on stderr that
-says what to do, with an exit code; nothing that a stranger wrote steers the terminal.
+"""Helpers shared by all parts of the `harena` command. Guarantees: a mistake or a missing package is reported in one
+line on stderr that says what to do, with an exit code; text from other people cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ def print_json(data: object) -> None:
 def guarded(
     action: Action, *, extras: Mapping[str, str], code_of: Callable[[HarenaError], int | None], before_dashes: str
 ) -> Action:
-    """`extras`: by package, what brings it. `code_of`: the exit code of an error, or None for those that `harena.cli`
-    explains. `before_dashes`: what belongs before a `--`, in words."""
+    """Wrap an action so that errors become one line and an exit code.
+
+    `extras` maps a package to the extra that installs it. `code_of` returns the exit code of an error, or None for
+    errors that `harena.cli` explains. `before_dashes` says what belongs before a `--`."""
 
     def run(args: argparse.Namespace) -> int:
         if getattr(args, "rest", None):
-            return fail(USAGE, f"{args.rest[0]!r} after --: {before_dashes}")
+            return fail(USAGE, f"unexpected argument {args.rest[0]!r} after --: {before_dashes}")
         try:
             return action(args)
         except ModuleNotFoundError as error:

@@ -221,7 +221,7 @@ def test_a_host_that_cannot_isolate_is_told_what_is_missing_and_the_fix(capsys: 
     assert (report.ok, report.missing, report.fix) == (False, "user namespaces are off", "turn them on")
     assert cli.main(["doctor"]) == 3
     shown = capsys.readouterr().out
-    assert "No box can be made: user namespaces are off\nFix: turn them on\n" in shown
+    assert "No box can be created: user namespaces are off\nFix: turn them on\n" in shown
 
 
 # ---- the probes as data ----

@@ -113,7 +113,7 @@ def test_exit_codes_are_in_the_help(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["tictactoe", "{first}"], "tictactoe-v1 has 2 seats; 1 agent was given: name 2; "),
+        (["tictactoe", "{first}"], "tictactoe-v1 has 2 seats; 1 agent was given: give 2; "),
         (
             ["tictactoe", "{first}", "{first}", "{first}"],
             "tictactoe-v1 has 2 seats; 3 agents were given: leave some out, or play them all with --tournament round-robin",
@@ -122,25 +122,25 @@ def test_exit_codes_are_in_the_help(capsys: Capture) -> None:
             ["tron", "{first}", "{last}", "--tournament", "round-robin"],
             "tron-v1 has 4 seats; 2 agents were given: a round robin needs at least 4",
         ),
-        (["tron", *["{first}"] * 4, "--tournament", "swiss"], "swiss is for games with 2 seats; tron-v1 has 4: "),
+        (["tron", *["{first}"] * 4, "--tournament", "swiss"], "swiss needs a game with 2 seats; tron-v1 has 4: "),
         (
             ["tictactoe", "{first}", "--tournament", "elimination"],
             "tictactoe-v1 has 2 seats; 1 agent was given: a tournament needs at least 2",
         ),
         (["tictactoo", "{first}", "{last}"], "no game 'tictactoo': did you mean tictactoe-v1"),
         (["tictactoe", "{first}", "/nowhere.py"], "/nowhere.py: cannot be read (No such file or directory); "),
-        (["tictactoe", "{first}", "{last}", "--games", "0"], "--games 0: at least 1"),
-        (["tictactoe", "{first}", "{last}", "--workers", "0"], "--workers 0: at least 1"),
-        (["tictactoe", "{first}", "{last}", "--rounds", "3"], "--rounds is for --tournament swiss"),
+        (["tictactoe", "{first}", "{last}", "--games", "0"], "--games 0: must be at least 1"),
+        (["tictactoe", "{first}", "{last}", "--workers", "0"], "--workers 0: must be at least 1"),
+        (["tictactoe", "{first}", "{last}", "--rounds", "3"], "--rounds only works with --tournament swiss"),
         (["tictactoe", "{first}", "{last}", "--move", "0"], "clock move_s=0.0: must be above 0 "),
         (["tictactoe", "{first}", "{last}", "--memory", "3"], "memory_mb=3: must be a number from 16 to "),
         (["tictactoe", "{first}", "{last}", "--set", "depth"], "--set depth: give it as KEY=VALUE"),
         (["tictactoe", "{first}", "{last}", "--set", "depth=3"], "tictactoe-v1 has no config 'depth'; "),
-        (["tictactoe", "{first}", "{last}", "--log", "2"], "--log 2: the agents have the numbers 0 to 1"),
-        (["tictactoe", "{first}", "{last}", "--fps", "0"], "--fps 0: above 0 "),
+        (["tictactoe", "{first}", "{last}", "--log", "2"], "--log 2: agents are numbered from 0 to 1"),
+        (["tictactoe", "{first}", "{last}", "--fps", "0"], "--fps 0: must be above 0 "),
         (["tictactoe", "{first}", "{last}", "--replay", "/nowhere/x"], "cannot write /nowhere/x: "),
         (["tictactoe", "{first}", "{last}", "--lockstep", "--watch"], "--lockstep plays many games at once"),
-        (["tictactoe", "{first}", "{last}", "--", "more.py"], "'more.py' after --: "),
+        (["tictactoe", "{first}", "{last}", "--", "more.py"], "unexpected argument 'more.py' after --: "),
         (["no_module:factory", "{first}"], "no_module:factory could not be imported: "),
     ],
 )
@@ -501,7 +501,7 @@ def test_one_frame_of_a_replay(replays: dict[str, Path], capfd: Capture) -> None
     assert shown.startswith("tictactoe-v1, seed 7, frame 5 of 5: first against last\n\nX X X\n")
     assert shown.endswith("finished: first wins, scores 1, -1 (three in a row)\n")
     assert run("replay", "show", str(replays["compact"]), "--frame", "6") == 2
-    assert capfd.readouterr().err.endswith("has the frames 0 to 5; no frame 6\n")
+    assert capfd.readouterr().err.endswith("has the frames 0 to 5\n")
 
 
 def test_a_replay_without_a_terminal_is_shown_whole(replays: dict[str, Path], capfd: Capture) -> None:

@@ -66,6 +66,14 @@ def test_help_comes_in_less_than_100_ms_beyond_python_itself() -> None:
     assert shown - bare < span.limit(0.1)
 
 
+def test_without_a_command_the_help_is_shown_and_the_exit_code_says_that_nothing_was_done(capsys: Capture) -> None:
+    assert cli.main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    names = [name for names in cli.PARTS.values() for name in names]
+    assert all(f"\n    {name}" in shown.out for name in ["run", "exec", "doctor", *names])
+
+
 @pytest.mark.parametrize("command", ["run", "exec", "shell", "doctor", "bench", "demo", "boxes", "version"])
 def test_every_command_has_help(command: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:

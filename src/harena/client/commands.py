@@ -1,5 +1,5 @@
-"""What the arena's commands do and print. Guarantees: answers go to stdout, progress and mistakes to stderr; names and
-texts of other users are made safe before they are printed, JSON is ASCII.
+"""Code of the arena commands. Guarantees: results go to stdout, progress and errors to stderr; names and texts of other
+users are made safe before they are printed, and JSON is ASCII.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harena.command import USAGE, fail, print_json
 from harena.terminal import safe, safe_lines
 
 REFRESH_S = 0.5
-"""A board that changes all the time is drawn at most this often."""
+"""Minimum time between two drawings of a board."""
 LATEST, TOPICS = 50, 50
 
 
@@ -91,10 +91,10 @@ def challenge(args: argparse.Namespace) -> int:
 def export(args: argparse.Namespace) -> int:
     to_terminal = args.output == "-" and sys.stdout.isatty()
     if to_terminal and args.format == "parquet":
-        return fail(USAGE, "parquet is not for a terminal: -o FILE")
+        return fail(USAGE, "parquet cannot be printed on a terminal; use -o FILE")
     with _client(args) as client:
         pieces = client.export_stream(args.what, args.env, args.format, board=args.board, season=args.season)
-        first = next(pieces, b"")  # before a file is made: the arena may say no
+        first = next(pieces, b"")  # before a file is created, since the arena may refuse
         whole = itertools.chain([first], pieces)
         if args.output != "-":
             return _save(whole, args.output)
@@ -127,7 +127,7 @@ def _follow(client: ArenaClient, submission_id: str, args: argparse.Namespace) -
     try:
         found = client.wait(submission_id, args.timeout, on_change=show)
     except KeyboardInterrupt:
-        _note(f"it goes on: `harena status {submission_id} --watch`")
+        _note(f"the submission continues; `harena status {submission_id} --watch` follows it")
         return INTERRUPTED
     return _print_submission(client, found, args)
 
@@ -142,7 +142,7 @@ def _print_submission(client: ArenaClient, found: shapes.Submission, args: argpa
 
 
 def progress_text(found: shapes.Submission) -> str:
-    """A line for a state that will not last."""
+    """One line for a state that is not final."""
     if found.state != "queued":
         return safe(found.state)
     parts = ["queued"]
@@ -229,7 +229,7 @@ def _marks(entry: shapes.Entry) -> str:
 
 
 def _watch_board(client: ArenaClient, args: argparse.Namespace) -> int:
-    name = client.environment(args.env).env_id  # in full, where a short one was given
+    name = client.environment(args.env).env_id  # the full id, in case a short one was given
     with terminal.Screen(None) as screen:
         for _ in client.watch(f"board:{name}"):
             board = _board(client, args)
@@ -280,7 +280,7 @@ def _draw_frames(client: ArenaClient, match: shapes.Match, args: argparse.Namesp
 
 
 def match_text(match: shapes.Match) -> str:
-    """Who played, how it ended, and why."""
+    """The players of a match, its result and the reason."""
     names = [agent_name(seat) for seat in match.seats]
     head = f"{safe(match.env_id)} match {match.number}, {safe(match.kind)}: {' against '.join(names)}"
     lines = [head, _ending(match, names)]
@@ -309,13 +309,13 @@ def _ending(match: shapes.Match, names: list[str]) -> str:
 
 
 def _watch_results(client: ArenaClient, args: argparse.Namespace) -> int:
-    """A line for each match that ends."""
+    """Print a line for each match that ends."""
     names = [environment.env_id for environment in client.environments() if environment.seats > 1][:TOPICS]
     if not names:
         return fail(NO, "this arena has no environment with matches; `harena watch --env ENV` follows a board")
     seen: dict[str, set[str]] = {}
     for notice in client.watch([f"matches:{name}" for name in names]):
-        topics = [notice.topic] if notice.topic else [f"matches:{name}" for name in names]  # a reset has none
+        topics = [notice.topic] if notice.topic else [f"matches:{name}" for name in names]  # a reset has no topic
         for topic in topics:
             latest = client.matches(env_id=topic.removeprefix("matches:"), limit=LATEST)
             ended = [match for match in reversed(latest) if match.final]
@@ -335,13 +335,13 @@ def _print_result(client: ArenaClient, match: shapes.Match, *, as_json: bool) ->
     _say(f"{text}  {_page(client, 'match', match.id)}")
 
 
-# ---- the ends of all of them ----
+# ---- shared helpers ----
 
 
 def _client(args: argparse.Namespace) -> ArenaClient:
     client = ArenaClient(args.url, key=args.key)
     if config.api_key(args.key) and client.url.startswith("http:") and not config.is_loopback(client.url):
-        _note("your key goes over the network unencrypted: use https where you can")
+        _note("your key is sent over the network unencrypted; use https if possible")
     return client
 
 
@@ -350,7 +350,7 @@ def _page(client: ArenaClient, kind: str, name: str) -> str:
 
 
 def _say(text: str) -> None:
-    """However it was put together."""
+    """Print text, made safe for the terminal."""
     print(safe_lines(text), flush=True)
 
 
@@ -359,7 +359,7 @@ def _note(text: str) -> None:
 
 
 def _save(pieces: Iterable[bytes], path: str) -> int:
-    """A file that is there is whole."""
+    """Write a file completely or not at all."""
     part = f"{path}.part"
     try:
         with open(part, "wb") as file:

@@ -1,6 +1,6 @@
-"""The part of the `harena` command that is about matches: its options, and the short commands. Guarantees: a mistake is
-one line on stderr that says what to do, with an exit code of the table below. What a command needs is imported when it
-runs: a missing package is named with the line that installs it.
+"""Match commands of `harena`: options of all of them, and the code of the short ones. Guarantees: a mistake is reported
+in one line on stderr that says what to do, with an exit code of the tables below. Packages that a command needs are
+imported when it runs, and a missing one is named with the line that installs it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ EXTRAS = {
 }
 
 MATCH_TEXT = """\
-Plays agents against each other, each in a box of its own. An agent is a .py file, a folder or a zip; see
-docs/agents.md. Without --tournament there are as many agents as the game has seats, in the order of the seats; name
-an agent twice to let it play itself."""
+Plays agents against each other, each in its own box. An agent is a .py file, a folder or a zip; see docs/agents.md.
+Without --tournament, give as many agents as the game has seats, in the order of the seats. Name an agent twice to let
+it play itself."""
 
 MATCH_EPILOG = """\
 exit codes:
-  0    played: who lost, crashed or ran out of time is in the result
-  2    a wrong argument, an agent that cannot be read, a game that is not there
-  3    this host cannot isolate, or a package is missing; says what to install
+  0    the match was played, also if an agent crashed or ran out of time; the result says which
+  2    invalid argument, unreadable agent or unknown game
+  3    this host cannot isolate programs, or a package is missing; the message says what to install
   124  the match as a whole ran past --match-time
-  125  no result, for a game that stayed void: the platform or the game failed, no agent is to blame
-  130  interrupted by Ctrl-C; what was finished is printed
+  125  no result: a game stayed void because the platform or the game failed, not an agent
+  130  interrupted by Ctrl-C; finished games are printed
 
 examples:
   harena match pong a.py b.py --seed 7 --html match.html
@@ -51,30 +51,31 @@ examples:
 
 REPLAY_EPILOG = """\
 exit codes:
-  0    done; verify: the same game and the same result
-  1    verify: the replay diverges from the game, at the frame that is named
-  2    a wrong argument, or a file that is no replay
-  3    a package is missing; says what to install"""
+  0    success; for verify: the game and the result are the same
+  1    for verify: the replay differs from the game; the first differing frame is printed
+  2    invalid argument, or a file that is not a replay
+  3    a package is missing; the message says what to install"""
 
 VALIDATE_EPILOG = """\
 exit codes:
   0    valid; there may be warnings
-  1    not valid; says what must change
-  2    a wrong argument, or a game that is not there
-  3    this host cannot isolate, or a package is missing; says what to install
+  1    not valid; the message says what must change
+  2    invalid argument or unknown game
+  3    this host cannot isolate programs, or a package is missing; the message says what to install
   125  the platform failed, not the agent"""
 
 EXECUTOR_TEXT = """\
-Serves matches over gRPC until it is stopped by Ctrl-C or SIGTERM; running matches are finished first. Options win over
-EXECUTOR_HOST, EXECUTOR_PORT and CONFIG_PATH, which win over the config file; see docs/executor.md."""
+Serves matches over gRPC until Ctrl-C or SIGTERM; running matches are finished first. Options override EXECUTOR_HOST,
+EXECUTOR_PORT and CONFIG_PATH, which override the config file; see docs/executor.md."""
 
 ENVS_FOOT = """\
-Also: CartPole-v1 and any Gymnasium id, pettingzoo/classic/connect_four_v3 and the like (pip install 'harena[gym]'),
-openspiel/kuhn_poker and the like (pip install 'harena[openspiel]'), module:factory for a game of your own."""
+Other games that work: any Gymnasium id, such as CartPole-v1, and any PettingZoo environment, such as
+pettingzoo/classic/connect_four_v3 (pip install 'harena[gym]'); OpenSpiel games, such as openspiel/kuhn_poker
+(pip install 'harena[openspiel]'); your own game as module:factory."""
 
 
 def fill(name: str, command: argparse.ArgumentParser) -> None:
-    """Gives the command of this name its options and its action."""
+    """Add the options and the action of the command with this name."""
     {
         "envs": _fill_envs,
         "match": _fill_match,
@@ -86,12 +87,12 @@ def fill(name: str, command: argparse.ArgumentParser) -> None:
 
 def _sets(command: argparse.ArgumentParser, action: Action, epilog: str = "") -> None:
     command.epilog = epilog or command.epilog
-    before = "agents and options come before it; ./ before a name with -"
+    before = "put agents and options before it, and ./ before a name that begins with -"
     command.set_defaults(action=guarded(action, extras=EXTRAS, code_of=_code, before_dashes=before))
 
 
 def _code(error: HarenaError) -> int | None:
-    """What boxes and hosts get wrong is explained elsewhere."""
+    """Exit code of an error, or None for errors of boxes and hosts, which `harena.cli` explains."""
     from harena.match.game import GameError
     from harena.match.registry import MissingExtra
 
@@ -113,43 +114,50 @@ def _fill_envs(command: argparse.ArgumentParser) -> None:
 
 def _fill_match(command: argparse.ArgumentParser) -> None:
     command.description = MATCH_TEXT
-    command.add_argument("env", metavar="ENV", help="a game: `harena envs` lists them")
+    command.add_argument("env", metavar="ENV", help="a game; `harena envs` lists them")
     command.add_argument("agents", nargs="+", metavar="AGENT", help="a .py file, a folder or a zip")
-    command.add_argument(
-        "--seed", type=_seed, metavar="N", help="the seed of the game, or of all games together (a new one)"
-    )
-    command.add_argument("--json", action="store_true", help="print one object with everything")
+    command.add_argument("--seed", type=_seed, metavar="N", help="seed of the game or of the whole series (random)")
+    command.add_argument("--json", action="store_true", help="print the full result as one JSON object")
 
     group = command.add_argument_group("several games")
-    group.add_argument("--games", type=int, default=1, metavar="N", help="games, or in a tournament per meeting (1)")
+    group.add_argument(
+        "--games", type=int, default=1, metavar="N", help="number of games; in a tournament, per meeting (1)"
+    )
     group.add_argument("--mirror", action="store_true", help="play every seed once in each order of the seats")
     group.add_argument("--tournament", choices=TOURNAMENTS, metavar="KIND", help=", ".join(TOURNAMENTS))
-    group.add_argument("--rounds", type=int, metavar="N", help="of a Swiss tournament (enough to find the best)")
+    group.add_argument("--rounds", type=int, metavar="N", help="rounds of a Swiss tournament (enough to find the best)")
     group.add_argument(
         "--lockstep",
         action="store_true",
-        help="many games in one exchange with the agents: quicker, but who crashes loses all that run",
+        help="play many games at once: faster, but an agent that crashes loses all running games",
     )
-    group.add_argument(
-        "--fresh", action="store_true", help="start the agents' processes anew for each game of a series"
-    )
-    group.add_argument("--workers", type=int, metavar="N", help="matches at once (one for each core)")
+    group.add_argument("--fresh", action="store_true", help="start new agent processes for each game of a series")
+    group.add_argument("--workers", type=int, metavar="N", help="number of matches at once (one for each core)")
 
-    group = command.add_argument_group("watching and keeping")
+    group = command.add_argument_group("display and files")
     group.add_argument("--watch", action="store_true", help="draw the game in the terminal")
-    group.add_argument("--fps", type=float, metavar="N", help="frames a second for --watch (10)")
-    group.add_argument("--replay", metavar="FILE", help="keep the replay: compact, or JSON for a name in .json")
-    group.add_argument("--html", metavar="FILE", help="keep a page that plays it; several games are numbered")
+    group.add_argument("--fps", type=float, metavar="N", help="frames per second for --watch (10)")
     group.add_argument(
-        "--log", type=int, action="append", default=[], metavar="SEAT", help="show what this agent printed, from 0"
+        "--replay", metavar="FILE", help="write the replay: JSON if the name ends in .json, otherwise compact"
+    )
+    group.add_argument(
+        "--html", metavar="FILE", help="write a page that shows the match; pages of several games are numbered"
+    )
+    group.add_argument(
+        "--log",
+        type=int,
+        action="append",
+        default=[],
+        metavar="SEAT",
+        help="print the output of this agent; the first is 0",
     )
 
-    group = command.add_argument_group("what an agent may use")
+    group = command.add_argument_group("limits and settings")
     group.add_argument("--move", type=float, metavar="S", help="seconds of CPU time for a move (5)")
-    group.add_argument("--bank", type=float, metavar="S", help="more of them for the whole game (0)")
-    group.add_argument("--start", type=float, metavar="S", help="seconds to load it (30)")
+    group.add_argument("--bank", type=float, metavar="S", help="additional seconds of CPU time for the whole game (0)")
+    group.add_argument("--start", type=float, metavar="S", help="seconds to load an agent (30)")
     group.add_argument("--match-time", type=float, metavar="S", help="seconds for the whole match (300)")
-    group.add_argument("--memory", type=int, metavar="MB", help="memory (512)")
+    group.add_argument("--memory", type=int, metavar="MB", help="megabytes of memory for each agent (512)")
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="a setting of the game"
     )
@@ -165,14 +173,14 @@ def _fill_match(command: argparse.ArgumentParser) -> None:
 def _seed(text: str) -> int:
     number = int(text)
     if not 0 <= number < 1 << 64:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number from 0 to 2**64 - 1")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2**64 - 1")
     return number
 
 
 def _fill_replay(command: argparse.ArgumentParser) -> None:
     from harena.match.cli import replay as cli_replay
 
-    parts = command.add_subparsers(title="what to do with it", metavar="WHAT", required=True)
+    parts = command.add_subparsers(title="actions", metavar="ACTION", required=True)
     raw = argparse.RawDescriptionHelpFormatter
 
     def add(name: str, text: str, action: Action) -> argparse.ArgumentParser:
@@ -181,34 +189,32 @@ def _fill_replay(command: argparse.ArgumentParser) -> None:
         _sets(part, action, REPLAY_EPILOG)
         return part
 
-    show = add("show", "draw it in the terminal, step by step: n next, p previous, q quit", cli_replay.show)
-    show.add_argument("--frame", type=int, metavar="N", help="this frame alone; 0 is the start")
-    show.add_argument("--fps", type=float, metavar="N", help="play it at this speed")
-    page = add("html", "one HTML file that plays it in a browser", cli_replay.html)
-    page.add_argument("-o", "--output", metavar="OUT", help="where to (FILE with .html; - is stdout)")
-    data = add("json", "all of it as JSON, with what every seat saw", cli_replay.as_json)
-    data.add_argument("-o", "--output", metavar="OUT", help="where to (stdout)")
-    verify = add("verify", "run the game again from its seed and moves, and compare", cli_replay.verify)
-    verify.add_argument("--json", action="store_true", help="print the answer as JSON")
+    show = add("show", "draw a replay in the terminal, step by step: n next, p previous, q quit", cli_replay.show)
+    show.add_argument("--frame", type=int, metavar="N", help="show only this frame; 0 is the start")
+    show.add_argument("--fps", type=float, metavar="N", help="play at this number of frames per second")
+    page = add("html", "write one HTML file that shows the match in a browser", cli_replay.html)
+    page.add_argument("-o", "--output", metavar="OUT", help="output file (FILE with .html; - is stdout)")
+    data = add("json", "print the whole replay as JSON, including what every seat saw", cli_replay.as_json)
+    data.add_argument("-o", "--output", metavar="OUT", help="output file (stdout)")
+    verify = add("verify", "re-run the game from its seed and moves and compare", cli_replay.verify)
+    verify.add_argument("--json", action="store_true", help="print the result as JSON")
     command.epilog = REPLAY_EPILOG
 
 
 def _fill_validate(command: argparse.ArgumentParser) -> None:
     command.add_argument("agent", metavar="AGENT", help="a .py file, a folder or a zip")
-    command.add_argument("--env", required=True, metavar="ENV", help="the game that it is for")
-    command.add_argument("--json", action="store_true", help="print the answer as JSON")
+    command.add_argument("--env", required=True, metavar="ENV", help="the game that the agent plays")
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
     _sets(command, _validate, VALIDATE_EPILOG)
 
 
 def _fill_executor(command: argparse.ArgumentParser) -> None:
     command.description = EXECUTOR_TEXT
     command.add_argument("--host", metavar="HOST", help="address to listen on")
-    command.add_argument("--port", type=int, metavar="N", help="port (50051); 0 takes a free one and says which")
+    command.add_argument("--port", type=int, metavar="N", help="port (50051); 0 chooses a free port and prints it")
     command.add_argument("--config", metavar="FILE", help="a YAML file with settings")
     command.add_argument("--files", metavar="FOLDER", help="allow file:// URLs of agents below this folder")
-    command.add_argument(
-        "--insecure", action="store_true", help="serve an address that others can reach without a token: anyone's code"
-    )
+    command.add_argument("--insecure", action="store_true", help="allow others to run code here without a token")
     _sets(command, _executor)
 
 
@@ -240,7 +246,7 @@ def _envs(args: argparse.Namespace) -> int:
 
 
 def space_words(space: Mapping[str, Any]) -> str:
-    """Short, for a table."""
+    """Short description of a space, for a table."""
     match space:
         case {"kind": "discrete", "n": n, "start": start}:
             return f"{start} to {start + n - 1}"

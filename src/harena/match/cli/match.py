@@ -1,5 +1,5 @@
-"""`harena match`: agents in, one game, a series or a tournament, a table or JSON out. Guarantees: nothing is played
-before all arguments are seen to be usable; Ctrl-C ends the boxes and leaves what was finished.
+"""`harena match`: plays one game, a series or a tournament and prints a table or JSON. Guarantees: all arguments are
+checked before anything is played; Ctrl-C ends the boxes and keeps the finished games.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from harena.match.series.schedule import Pairing, Schedule
 from harena.statistics import Comparison, Interval
 
 TROUBLES = 10
-"""What went wrong in games is listed, up to so many."""
+"""Maximum number of problems that are listed."""
 CLOCKS = {"move": "move_s", "bank": "bank_s", "start": "start_s", "match_time": "match_s"}
 BATCH = 256
-"""Games in lockstep at once: more gain little, and a crash costs an agent all of them."""
+"""Lockstep games at once. More would gain little, and an agent that crashes loses all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The command, understood."""
+    """The parsed and checked command."""
 
     args: argparse.Namespace
     game: Game
@@ -116,7 +116,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     _check_counts(args, game)
     for seat in args.log:
         if not 0 <= seat < len(args.agents):
-            raise SpecError(f"--log {seat}: the agents have the numbers 0 to {len(args.agents) - 1}")
+            raise SpecError(f"--log {seat}: agents are numbered from 0 to {len(args.agents) - 1}")
     for path in (args.replay, args.html):
         _check_writable(path)
     names = distinct_names(args.agents)
@@ -127,7 +127,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _settings(words: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE; the value is JSON where it reads as such, else a text."""
+    """Parse KEY=VALUE words. A value that is not valid JSON is text."""
     config: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -144,30 +144,30 @@ def _check_counts(args: argparse.Namespace, game: Game) -> None:
     count, seats = len(args.agents), game.seats
     given = f"{game.id} has {seats} seat{'s' * (seats != 1)}; {count} agent{'s were' if count != 1 else ' was'} given"
     if args.games < 1:
-        raise SpecError(f"--games {args.games}: at least 1")
+        raise SpecError(f"--games {args.games}: must be at least 1")
     if args.workers is not None and args.workers < 1:
-        raise SpecError(f"--workers {args.workers}: at least 1")
+        raise SpecError(f"--workers {args.workers}: must be at least 1")
     if args.rounds is not None and args.tournament != "swiss":
-        raise SpecError("--rounds is for --tournament swiss")
+        raise SpecError("--rounds only works with --tournament swiss")
     if args.lockstep and args.watch:
-        raise SpecError("--lockstep plays many games at once: leave out --watch")
+        raise SpecError("--lockstep plays many games at once and cannot be combined with --watch")
     if args.tournament is None:
         if count > seats:
             raise SpecError(f"{given}: leave some out, or play them all with --tournament round-robin")
         if count < seats:
-            raise SpecError(f"{given}: name {seats}; the same one may sit in several seats")
+            raise SpecError(f"{given}: give {seats}; you may name the same agent several times")
     elif args.tournament == "round-robin":
         if count < seats:
             raise SpecError(f"{given}: a round robin needs at least {seats}")
     elif seats != 2:
-        raise SpecError(f"{args.tournament} is for games with 2 seats; {game.id} has {seats}: take round-robin")
+        raise SpecError(f"{args.tournament} needs a game with 2 seats; {game.id} has {seats}: use round-robin")
     elif count < 2:
         raise SpecError(f"{given}: a tournament needs at least 2")
 
 
 def _check_writable(path: str | None) -> None:
     if path is not None and (not Path(path).name or not Path(path).parent.is_dir() or Path(path).is_dir()):
-        raise SpecError(f"cannot write {path}: its folder is not there, or it is one")
+        raise SpecError(f"cannot write {path}: its folder does not exist, or it is itself a folder")
 
 
 def _schedule(args: argparse.Namespace, seats: int, seed: int) -> Schedule:
@@ -191,7 +191,7 @@ def _schedule(args: argparse.Namespace, seats: int, seed: int) -> Schedule:
 
 
 def distinct_names(paths: Sequence[str]) -> list[str]:
-    """As short as tells them apart: the file's name, with folders where those are equal, with a number where all is."""
+    """Shortest distinct names: the file's name, with folders if names are equal, with a number if whole paths are."""
     parts = [(*path.parent.parts, path.stem if path.suffix in (".py", ".zip") else path.name) for path in _full(paths)]
     lengths = [1] * len(parts)
     while True:
@@ -252,7 +252,7 @@ def _watched(plan: Plan, rack: play.Rack) -> Play:
 
 
 def _watch(spec: MatchSpec, rack: play.Rack, screen: terminal.Screen) -> MatchResult:
-    """The match runs at its own speed in a thread, so that no clock waits for the drawing."""
+    """Play in a thread at full speed, so that drawing does not delay the clocks."""
     head = f"{spec.environment}, seed {spec.seed}: {' against '.join(code.name for code in spec.agents)}"
     events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     stop = threading.Event()
@@ -301,7 +301,7 @@ class _Keeper:
         self._digits = len(str(plan.schedule.expected))
         self.written: list[str] = []
         self.missing: list[int] = []
-        """Games that left no replay."""
+        """Games without a replay."""
         self.logs: list[tuple[int, int, str]] = []
         """Game, agent, what it printed."""
 
@@ -322,7 +322,7 @@ class _Keeper:
         if args.html:
             from harena.match.replay import viewer
 
-            # Whoever runs both agents may read what both print.
+            # The user runs both agents and may read the output of both.
             page = viewer.html(replay, logs=[seat.log for seat in result.seats])
             self._write(args.html, game, page.encode())
 
@@ -422,7 +422,7 @@ def _print_table(plan: Plan, contest: Contest, keeper: _Keeper, interrupted: boo
 
 
 def _verdicts(plan: Plan, contest: Contest) -> list[str]:
-    """Of neighbours in the table who can be compared."""
+    """Comparisons of neighbours in the table."""
     order = [row.agent for row in contest.schedule.standings()]
     found = {(verdict.a, verdict.b): verdict for verdict in contest.comparisons(seed=plan.seed)}
     return [verdict_text(found[pair], plan) for pair in itertools.pairwise(order) if found[pair].games]
@@ -444,7 +444,7 @@ def verdict_text(verdict: Comparison, plan: Plan) -> str:
 
 
 def table_text(rows: Sequence[TableRow], names: Sequence[str], *, solo: bool = False, tie_break: bool = False) -> str:
-    """Columns that say nothing here are left out."""
+    """The table of standings, without empty columns."""
     head = (
         "rank",
         "agent",
@@ -492,7 +492,7 @@ def _interval(interval: Interval) -> str:
 
 
 def _troubles(contest: Contest, names: Sequence[str]) -> list[str]:
-    """What went wrong, each once with how often."""
+    """List each problem once, with the number of games."""
     found: Counter[str] = Counter()
     for game in contest.games:
         for agent, seat in zip(game.pairing.seats, game.result.seats, strict=True):
@@ -502,7 +502,7 @@ def _troubles(contest: Contest, names: Sequence[str]) -> list[str]:
             found[f"{game.result.status.value}: {game.result.error}"] += 1
     lines = [f"{text} ({count} game{'s' * (count > 1)})" for text, count in found.most_common(TROUBLES)]
     more = len(found) - TROUBLES
-    return [*lines, *([f"and {more} other troubles; --json has them all"] if more > 0 else [])]
+    return [*lines, *([f"and {more} other problems; --json lists all of them"] if more > 0 else [])]
 
 
 def _print_kept(plan: Plan, keeper: _Keeper) -> None:
@@ -514,4 +514,4 @@ def _print_kept(plan: Plan, keeper: _Keeper) -> None:
         more = f" and {len(keeper.written) - 3} more" if len(keeper.written) > 3 else ""
         print(f"\nwritten: {', '.join(keeper.written[:3])}{more}")
     if keeper.missing:
-        print(f"harena: {len(keeper.missing)} games left no replay: they were void", file=sys.stderr)
+        print(f"harena: {len(keeper.missing)} games have no replay because they were void", file=sys.stderr)

@@ -1,5 +1,5 @@
-"""`harena replay show|html|json|verify`. The file may be anybody's: it is read with caps, and what it says is drawn
-without letting it move the cursor."""
+"""`harena replay show|html|json|verify`. The file may come from a stranger: it is read with size caps, and its text
+cannot move the cursor of the terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def show(args: argparse.Namespace) -> int:
     replay = _load(args.file)
     if args.frame is not None:
         if not 0 <= args.frame <= replay.steps:
-            return fail(USAGE, f"{args.file} has the frames 0 to {replay.steps}; no frame {args.frame}")
+            return fail(USAGE, f"--frame {args.frame}: {args.file} has the frames 0 to {replay.steps}")
         frame = next(itertools.islice(replay.frames(), args.frame, None))
         print(framed(_head(replay, frame), frame.text, _foot(replay, frame)), end="")
     elif args.fps is None and sys.stdin.isatty() and sys.stdout.isatty():
@@ -81,7 +81,7 @@ def verify(args: argparse.Namespace) -> int:
 
 def checked_fps(fps: float | None) -> float | None:
     if fps is not None and not 0 < fps <= 1000:
-        raise SpecError(f"--fps {fps:g}: above 0 and at most 1000")
+        raise SpecError(f"--fps {fps:g}: must be above 0 and at most 1000")
     return fps
 
 
@@ -119,7 +119,7 @@ def _foot(replay: Replay, frame: ReplayFrame) -> str:
 
 
 def _browse(replay: Replay) -> None:
-    """Frames come from running the game again: those seen are kept for the way back."""
+    """Show frames by key. Frames come from re-running the game, and are kept to step back."""
     frames, source, at = list["ReplayFrame"](), replay.frames(), 0
     with _keys(), Screen(1000) as screen:
         while True:
@@ -133,7 +133,7 @@ def _browse(replay: Replay) -> None:
 
 
 def moved(key: str, at: int, last: int) -> int:
-    """The frame that a key leads to."""
+    """Number of the frame that a key leads to."""
     if key in NEXT:
         return min(at + 1, last)
     if key in BACK:
@@ -147,7 +147,7 @@ def _key() -> str:
 
 @contextlib.contextmanager
 def _keys() -> Generator[None]:
-    """Keys come one by one, without Enter; Ctrl-C still interrupts."""
+    """Read single keys without Enter; Ctrl-C still interrupts."""
     import termios
     import tty
 
