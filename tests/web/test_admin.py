@@ -31,7 +31,7 @@ def test_a_key_logs_in_and_out_and_a_wrong_one_does_not(browser, site):
     assert browser.js("document.querySelector('#nav-admin').hidden") is True
     assert browser.js("document.cookie") == ""  # scripts cannot read it
     browser.go("/admin")
-    browser.until_text("does not have the scope host")
+    browser.until_text('does not have the scope "host"')
     browser.go("/submit")
     browser.until_text("It will be listed under erin")
     browser.go("/login")
@@ -89,7 +89,7 @@ def test_a_season_is_frozen_ended_after_a_question_and_started(host, site):
     host.go("/env/leduc-v1")
     host.js(f"document.querySelector('#season').value = '{ended.id}'")
     host.js("document.querySelector('#season').dispatchEvent(new Event('change'))")
-    host.until_text("A past season", "#board")
+    host.until_text("This season has ended", "#board")
 
 
 def test_a_verified_season_ends_after_its_finals(host, site):
@@ -120,7 +120,7 @@ def test_a_verified_season_ends_after_its_finals(host, site):
 def test_a_key_is_shown_once_rotated_and_revoked(host, site):
     host.go("/admin?tab=keys")
     host.type("form [name=owner]", "frank")
-    host.button("Make a key", "form")
+    host.button("Create a key", "form")
     token = host.until("document.querySelector('.once pre')?.innerText")
     assert site.arena.store.keys.authenticate(token, Scope.SUBMIT).owner == "frank"
     row = "tr:has(th[scope=row])"
@@ -153,7 +153,7 @@ def test_an_agent_is_benched_and_let_back(host, site):
     host.until_text("it stalls", "table")
     assert any(one.submission_id == agent.id for one in roster.all_benched(site.arena.store))
     host.button("Let it play")
-    host.until_text("Nobody is benched")
+    host.until_text("No agents are benched")
 
 
 def test_quotas_are_set_and_the_queue_is_seen(host, site):
@@ -174,7 +174,7 @@ def test_a_dead_job_is_revived(host, site):
     host.go("/admin?tab=queue")
     host.until_text("the box was lost")
     host.button("Revive")
-    host.until_text("Nothing has failed for good")
+    host.until_text("No jobs have failed permanently")
     assert queue.get(job_id).state.value == "queued"
     queue.cancel(job_id)
 

@@ -175,7 +175,7 @@ def test_a_long_board_has_pages_and_an_ended_season_keeps_it_with_its_replays(br
     season = site.arena.store.seasons.live(env_id)
     site.arena.seasons.end(season.id, without_finals=True)
     browser.go(f"/env/{env_id}?season={season.id}")
-    assert "this board is final" in browser.text("#board")
+    assert "The board is final" in browser.text("#board")
     browser.go(f"/submission/{real.id}")
     browser.button("Episode 1", "main")
     browser.until("document.querySelector('#scrub') && window.harena.count() > 10")

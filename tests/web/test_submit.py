@@ -29,8 +29,8 @@ def test_an_agent_dropped_on_the_page_is_ranked_and_on_the_board(browser):
     browser.until_text("Hidden until the season ends")
     assert browser.js("document.querySelector('.plot .dot')") is None
     browser.button("Choose for the finals")
-    browser.until_text("You have chosen it for the finals")
-    browser.button("Take back from the finals")
+    browser.until_text("You have chosen this submission for the finals")
+    browser.button("Withdraw from the finals")
     browser.until_text("Choose for the finals")
     browser.go(f"/env/{ENV}")
     browser.until_text("Dropped", "#board")

@@ -1,4 +1,4 @@
-// Agents that are out of play, why, and the way back.
+// Benched agents with the reason, and actions to bench and unbench.
 
 import { get, post } from "./api.js";
 import { h } from "./dom.js";
@@ -28,13 +28,13 @@ export async function panel({ signal, again }) {
       { class: "card" },
       rows.length ? table(
         "Benched agents",
-        ["Agent", "Why", { text: "Since", class: "wide" }, ""],
+        ["Agent", "Reason", { text: "Since", class: "wide" }, ""],
         rows,
-      ) : empty("Nobody is benched."),
+      ) : empty("No agents are benched."),
     ),
     section("Bench an agent", { class: "card" }, formOf([
       { name: "submission_id", label: "Submission id", required: true },
-      { name: "reason", label: "Why", required: true },
+      { name: "reason", label: "Reason", required: true },
     ], "Bench", async (values) => {
       await post("/v1/admin/bench", { ...values, submission_id: values.submission_id.trim() });
       await again();

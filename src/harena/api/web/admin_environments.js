@@ -1,4 +1,4 @@
-// Environments: open and close them, edit what people read, set the limits, add one.
+// Environments: open and close them, edit their texts, set limits, add one.
 
 import { call, get } from "./api.js";
 import { h, put } from "./dom.js";
@@ -6,9 +6,9 @@ import { formOf } from "./fields.js";
 import { action, envLink, mark, section, titleOf } from "./parts.js";
 
 const KINDS = [
-  ["", "As the environment suggests"],
-  ["verified", "Verified: the platform steps it"],
-  ["ladder", "Ladder: agents meet each other"],
+  ["", "Default for the environment"],
+  ["verified", "Verified: the platform runs the environment"],
+  ["ladder", "Ladder: agents play each other"],
   ["script-only", "Self-reported scripts only"],
 ];
 const NUMBERS = [
@@ -21,10 +21,10 @@ const NUMBERS = [
   ["processes", "Processes"],
 ];
 const LADDER_NUMBERS = [
-  ["games_target", "Games until settled"],
-  ["upkeep_s", "Then a match each, s"],
-  ["provisional_games", "Provisional until, games"],
-  ["agents_per_owner", "Agents of one owner, 0: any number"],
+  ["games_target", "Games before a rating counts as settled"],
+  ["upkeep_s", "Time between matches after that, s"],
+  ["provisional_games", "Games until no longer provisional"],
+  ["agents_per_owner", "Agents per owner (0: no limit)"],
 ];
 const MODELS = [
   ["plackett-luce", "Plackett-Luce"],
@@ -80,21 +80,21 @@ function item(env, again) {
   );
 }
 
-// The server keeps what was set and fills in the rest: an empty number means its default.
+// The server stores the values that were set and uses defaults for the rest: an empty number means the default.
 function editor(env, again) {
   const known = env.settings;
   const ladder = env.kind === "ladder";
   const number = ([name, label]) => ({ name, label, kind: "number", value: known[name], hint: "default" });
   const fields = [
     { name: "title", label: "Title", wide: true, value: known.title },
-    { name: "summary", label: "One line about it", wide: true, value: known.summary, max: 2000 },
-    { name: "rules", label: "Rules, as plain text", kind: "long", value: known.rules },
+    { name: "summary", label: "One-line summary", wide: true, value: known.summary, max: 2000 },
+    { name: "rules", label: "Rules (plain text)", kind: "long", value: known.rules },
     { name: "sample_agent", label: "Sample agent", kind: "long", rows: 12, value: known.sample_agent },
     ...(ladder ? [...NUMBERS, ...LADDER_NUMBERS] : NUMBERS).map(number),
     ...(ladder ? [{ name: "model", label: "Rating", kind: "choice", value: known.model, options: MODELS }] : []),
     ...(ladder ? [{
       name: "owners_meet",
-      label: "Agents of one owner meet",
+      label: "Agents of one owner may meet",
       kind: "check",
       value: known.owners_meet ?? false,
     }] : []),

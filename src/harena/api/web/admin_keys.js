@@ -1,4 +1,4 @@
-// API keys: make, rotate, revoke. A key's token is shown once, when it is made.
+// API keys: create, rotate, revoke. The token of a key is shown once, when it is created.
 
 import { call, get, post } from "./api.js";
 import { h, put } from "./dom.js";
@@ -9,8 +9,8 @@ import { action, codeBlock, empty, mark, section, table, time } from "./parts.js
 const SCOPES = [
   ["read,submit", "Read and submit"],
   ["read", "Read only"],
-  ["read,submit,host", "Host: also seasons, queue, benches"],
-  ["admin", "Admin: everything, also keys"],
+  ["read,submit,host", "Host: also seasons, queue and bench"],
+  ["admin", "Admin: everything, including keys"],
 ];
 const DAYS = [
   ["", "Never"],
@@ -32,8 +32,8 @@ export async function panel({ signal }) {
         h(
           "p",
           null,
-          h("strong", null, `The key of ${key.owner}. `),
-          "Copy it now: it is not kept and cannot be shown again.",
+          h("strong", null, `New key of ${key.owner}. `),
+          "Copy it now. It is not stored and cannot be shown again.",
         ),
         codeBlock(token, "The new key"),
       ),
@@ -42,17 +42,17 @@ export async function panel({ signal }) {
 
   async function read() {
     const { keys } = await get("/v1/keys", {}, signal);
-    put(list, keys.length ? keyTable(keys, once, read) : empty("No key yet."));
+    put(list, keys.length ? keyTable(keys, once, read) : empty("No keys yet."));
   }
 
   await read();
   const fields = [
     { name: "owner", label: "Owner", required: true },
     { name: "label", label: "Label" },
-    { name: "scopes", label: "May", kind: "choice", value: "read,submit", options: SCOPES },
+    { name: "scopes", label: "Permissions", kind: "choice", value: "read,submit", options: SCOPES },
     { name: "days", label: "Expires", kind: "choice", value: "", options: DAYS },
   ];
-  const maker = formOf(fields, "Make a key", async ({ owner, label, scopes, days }, form) => {
+  const maker = formOf(fields, "Create a key", async ({ owner, label, scopes, days }, form) => {
     once(await post(
       "/v1/keys",
       { owner, label, scopes: scopes.split(","), ...(days ? { expires_in_s: Number(days) * 86400 } : {}) },
@@ -63,7 +63,7 @@ export async function panel({ signal }) {
   return h(
     "div",
     { class: "stack" },
-    section("Make a key", { class: "card" }, maker, shown),
+    section("Create a key", { class: "card" }, maker, shown),
     section("Keys", { class: "card" }, list),
   );
 }
@@ -97,14 +97,14 @@ function keyTable(keys, once, read) {
               action("Rotate", async () => {
                 once(await post(`${path(key)}/rotate`));
                 await read();
-              }, { kind: "small-button", confirm: `Make a new key for ${key.owner}? The old one stops working.` }),
+              }, { kind: "small-button", confirm: `Create a new key for ${key.owner}? The old key will stop working.` }),
               action("Revoke", async () => {
                 await call("DELETE", path(key));
                 await read();
-              }, { kind: "small-button danger", confirm: `Revoke this key of ${key.owner}? It stops working.` }),
+              }, { kind: "small-button danger", confirm: `Revoke this key of ${key.owner}? It will stop working.` }),
             ),
       ),
     ),
   );
-  return table("Keys", ["Owner", "May", { text: "Made", class: "wide" }, ""], rows);
+  return table("Keys", ["Owner", "Permissions", { text: "Created", class: "wide" }, ""], rows);
 }

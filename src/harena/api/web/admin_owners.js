@@ -1,4 +1,4 @@
-// Owners, and how much each may send.
+// Owners and their quotas.
 
 import { call, get } from "./api.js";
 import { h } from "./dom.js";
@@ -21,13 +21,13 @@ export async function panel({ signal, again }) {
   );
   const heads = [
     "Owner",
-    ...["A day", "At once"].map((text) => ({ text, class: "number" })),
+    ...["Per day", "At once"].map((text) => ({ text, class: "number" })),
     ...["Submissions", "Keys"].map((text) => ({ text, class: "number wide" })),
   ];
   const fields = [
     { name: "owner", label: "Owner", required: true },
-    { name: "per_day", label: "Submissions a day", kind: "number", help: "Empty: the arena's default." },
-    { name: "at_once", label: "At once", kind: "number", help: "Empty: the arena's default." },
+    { name: "per_day", label: "Submissions per day", kind: "number", help: "Leave empty for the arena's default." },
+    { name: "at_once", label: "Submissions at once", kind: "number", help: "Leave empty for the arena's default." },
   ];
   return h(
     "div",
@@ -35,7 +35,7 @@ export async function panel({ signal, again }) {
     section(
       "Owners",
       { class: "card" },
-      rows.length ? table("Owners", heads, rows) : empty("Nobody has submitted or holds a key yet."),
+      rows.length ? table("Owners", heads, rows) : empty("No owners yet: nobody has submitted or has a key."),
     ),
     section("Set a quota", { class: "card" }, formOf(fields, "Save", async ({
       owner,

@@ -1,4 +1,4 @@
-// The queue: what waits, what runs, what died and could be tried again.
+// The queue: waiting, running and dead jobs. Dead jobs can be revived.
 
 import { get, post } from "./api.js";
 import { h, put, redraw, throttled } from "./dom.js";
@@ -26,12 +26,12 @@ function drawn(queue, read) {
     section(
       "Running",
       { class: "card" },
-      queue.running.length ? jobs("Running jobs", queue.running, read) : empty("Nothing runs."),
+      queue.running.length ? jobs("Running jobs", queue.running, read) : empty("No jobs are running."),
     ),
     section(
       "Dead",
       { class: "card" },
-      queue.dead.length ? jobs("Dead jobs", queue.dead, read) : empty("Nothing has failed for good."),
+      queue.dead.length ? jobs("Dead jobs", queue.dead, read) : empty("No jobs have failed permanently."),
     ),
   ];
 }
@@ -65,15 +65,15 @@ function jobs(caption, all, read) {
       h("td", null, job.state === "dead" ? change("revive", "Revive") : change("cancel", "Cancel")),
     );
   });
-  return table(caption, ["Job", { text: "Attempts", class: "number" }, { text: "What", class: "wide" }, ""], rows);
+  return table(caption, ["Job", { text: "Attempts", class: "number" }, { text: "Details", class: "wide" }, ""], rows);
 }
 
 function subject(payload) {
   if (payload.submission_id) return h(
     "a",
     { href: `/submission/${encodeURIComponent(payload.submission_id)}` },
-    "its submission",
+    "submission",
   );
-  if (payload.match_id) return h("a", { href: `/match/${encodeURIComponent(payload.match_id)}` }, "its match");
+  if (payload.match_id) return h("a", { href: `/match/${encodeURIComponent(payload.match_id)}` }, "match");
   return "";
 }

@@ -1,4 +1,4 @@
-// Seasons: start one, freeze its board, play its finals, end it. Ending opens its secret and cannot be undone.
+// Seasons: start, freeze, play finals, end. Ending a season publishes its secret and cannot be undone.
 
 import { get, post } from "./api.js";
 import { h } from "./dom.js";
@@ -24,12 +24,12 @@ export async function panel({ signal, again, go }) {
         "div",
         { class: "stack" },
         open.map((season) => item(season, kinds.get(season.env_id), again, go)),
-      ) : empty("No season runs: nobody can submit."),
+      ) : empty("No season is running, so nobody can submit."),
     ),
     section(
       "Start a season",
       { class: "card" },
-      free.length ? starter(free, again) : empty("Every environment has one. End it to start the next."),
+      free.length ? starter(free, again) : empty("Every environment has a running season. End it to start the next."),
     ),
     over.length ? section(
       "Past",
@@ -49,13 +49,13 @@ export async function panel({ signal, again, go }) {
 }
 
 const finalsQuestion = ({ name }) =>
-  `Let the best eight of ${name} play everybody against everybody, two games each? That decides the final order.`;
+  `Play a round robin of the best eight of ${name}, two games per pair? It decides the final order.`;
 const finalistsQuestion = ({ name }) =>
-  `Evaluate the finalists of ${name} on its second secret? Owners can choose no others after that.`;
+  `Evaluate the finalists of ${name} on its second secret? Owners cannot change their choice after that.`;
 const withoutQuestion = ({ name }) =>
-  `End ${name} without finals? The public board stands, and whoever fitted its episodes keeps what that brought.`;
+  `End ${name} without finals? The public board becomes final, also for agents fitted to its episodes.`;
 const endQuestion = ({ name }) =>
-  `End ${name}? Its board is archived, its secret is shown to all, and it cannot be opened again.`;
+  `End ${name}? Its board is archived, its secret becomes public, and it cannot be reopened.`;
 
 function item(season, kind, again, go) {
   const path = `/v1/seasons/${encodeURIComponent(season.id)}`;

@@ -1,4 +1,4 @@
-// Tournaments: make one of the best of a board, call one off.
+// Tournaments: start one between the best agents of a board, or cancel one.
 
 import { get, post } from "./api.js";
 import { h } from "./dom.js";
@@ -28,21 +28,21 @@ export async function panel({ signal, again, go }) {
         "div",
         { class: "stack" },
         tournaments.map((one) => item(one, again)),
-      ) : empty("None yet."),
+      ) : empty("No tournaments yet."),
     ),
     section(
-      "Hold a tournament",
+      "Start a tournament",
       { class: "card" },
-      ladders.length ? maker(ladders, go) : empty("Only ladders have tournaments, and there is none."),
+      ladders.length ? maker(ladders, go) : empty("Tournaments need a ladder, and there is none."),
     ),
   );
 }
 
 function item(tournament, again) {
-  const cancel = action("Call off", async () => {
+  const cancel = action("Cancel", async () => {
     await post(`/v1/tournaments/${encodeURIComponent(tournament.id)}/cancel`);
     await again();
-  }, { kind: "small-button danger", confirm: `Call off ${tournament.name}? Games under way are stopped.` });
+  }, { kind: "small-button danger", confirm: `Cancel ${tournament.name}? Running games are stopped.` });
   return h(
     "div",
     { class: "item" },
@@ -74,8 +74,8 @@ function maker(ladders, go) {
     },
     { name: "name", label: "Name", required: true },
     { name: "format", label: "Format", kind: "choice", value: "round-robin", options: FORMATS },
-    { name: "top", label: "Best of the board", kind: "number", value: 8 },
-    { name: "games", label: "Games a meeting", kind: "number", value: 2 },
+    { name: "top", label: "Number of best agents", kind: "number", value: 8 },
+    { name: "games", label: "Games per pair", kind: "number", value: 2 },
   ];
   return formOf(fields, "Start", async (values) => {
     const made = await post("/v1/tournaments", values);

@@ -1,11 +1,11 @@
-// The server's API. Every call carries this browser's client id, and the session's token where something is changed.
-// What goes wrong is an ApiError with the server's own sentence and hint.
+// Client of the server's API. Every call sends this browser's client id, and calls that change something also send the
+// session's token. Errors are an ApiError with the server's message and hint.
 
 const CLIENT_KEY = "harena.client";
 
 export class ApiError extends Error {
   constructor(status, body) {
-    super(body.detail || `The server answered ${status}.`);
+    super(body.detail || `The server answered with status ${status}.`);
     this.status = status;
     this.code = body.code || "";
     this.hint = body.hint || "";
@@ -28,13 +28,13 @@ function kept() {
     localStorage.setItem(CLIENT_KEY, known);
     return known;
   } catch {
-    return fresh(); // storage is off: this tab's submissions are its own until it is closed
+    return fresh(); // storage is off: the id lasts until this tab is closed
   }
 }
 
 export const clientId = kept();
 
-let known = null; // what GET /v1 said last
+let known = null; // the last response of GET /v1
 
 export async function session(again = false) {
   if (!known || again) {
@@ -82,7 +82,7 @@ export const environment = (envId, signal) =>
   get(`/v1/environments/${envId.split("/").map(encodeURIComponent).join("/")}`, {}, signal);
 export const post = (path, json) => call("POST", path, { json: json ?? {} });
 
-// A form with files. `progress` hears how much of it has left, from 0 to 1.
+// Sends a form with files. `progress` is called with the share that was sent, from 0 to 1.
 export async function upload(path, form, progress) {
   const head = await headers("POST");
   return new Promise((resolve, reject) => {
@@ -103,7 +103,7 @@ export async function upload(path, form, progress) {
   });
 }
 
-// A file that only the owner may read needs this browser's headers: fetched, then offered as a download.
+// Files that only the owner may read need this browser's headers, so they are fetched and then offered as a download.
 export async function download(path, name) {
   const answer = await reached(() => fetch(path, { headers: { "X-Client-Id": clientId } }));
   if (!answer.ok) throw new ApiError(answer.status, parsed(await answer.text()));
@@ -127,7 +127,7 @@ async function reached(request) {
 const unreachable = () =>
   new ApiError(
     0,
-    { code: "unreachable", detail: "The server cannot be reached.", hint: "Check that it runs, then try again." },
+    { code: "unreachable", detail: "The server cannot be reached.", hint: "Check that it is running, then try again." },
   );
 
 function parsed(text) {

@@ -1,5 +1,5 @@
-// The shell: which page an address shows, links without reloading, title and focus after each step, the account in the
-// header. A page is a module with `render(context)`, which returns {title, node}; its signal ends with the page.
+// The application shell: routing, links without reloading, title and focus after navigation, and the account in the
+// header. A page is a module with `render(context)`, which returns {title, node}. Its signal is aborted with the page.
 
 import { announce, h, put } from "./dom.js";
 import { may, session } from "./api.js";
@@ -43,7 +43,7 @@ function missing() {
     "div",
     { class: "page" },
     h("h1", null, "No such page"),
-    h("p", null, h("a", { href: "/" }, "To the boards")),
+    h("p", null, h("a", { href: "/" }, "Go to the boards")),
   );
   return { title: "No such page", node };
 }
@@ -99,7 +99,7 @@ function markNavigation() {
   }
 }
 
-// To another address. `replace`: no new entry in the history; `keep`: scroll and focus stay, for filters and paging.
+// Go to another address. `replace` adds no entry to the history; `keep` keeps scroll and focus, for filters and paging.
 export function go(address, { replace = false, keep = false } = {}) {
   history[replace ? "replaceState" : "pushState"](null, "", address);
   return show({ keep });
@@ -127,5 +127,5 @@ function account(state) {
 document.addEventListener("click", onClick);
 addEventListener("popstate", () => void show({ keep: shownPath === location.pathname }));
 addEventListener("harena-session", (event) => account(event.detail));
-session().catch(() => {}); // the page that needs it shows what is wrong
+session().catch(() => {}); // the page that needs the session shows the error
 void show({ first: true });

@@ -1,4 +1,4 @@
-// A board as a table that is kept up to date row by row: what did not change is not drawn again.
+// A board as a table that is updated row by row. Unchanged rows are not redrawn.
 
 import { h, reconcile } from "./dom.js";
 import { digitsFor, num, range } from "./format.js";
@@ -6,9 +6,9 @@ import { agentLink, mark, table, time, wdl } from "./parts.js";
 import { extent, interval, spark } from "./plots.js";
 
 const MARKS = [
-  ["anonymous", "no key", "Sent without a key: the name is not proven"],
-  ["provisional", "provisional", "Few games yet: the score may still move far"],
-  ["benched", "benched", "Out of play until a host lets it back"],
+  ["anonymous", "no key", "Sent without a key, so the name is not verified"],
+  ["provisional", "provisional", "Few games so far: the score may still change a lot"],
+  ["benched", "benched", "Not matched until a host lets it play again"],
 ];
 
 export function board(caption, { ladder = false, compact = false, unverified = false } = {}) {
@@ -65,15 +65,15 @@ export function board(caption, { ladder = false, compact = false, unverified = f
   return { node, update };
 }
 
-// The best of many tries is partly luck: said beside the score.
+// The best of many tries is partly luck, so the number of tries is shown beside the score.
 function tries(entry, digits) {
   if (entry.final) {
     const before = typeof entry.public_score === "number" ? `, public ${num(entry.public_score, digits)}` : "";
-    return h("span", { class: "tries small quiet", title: "The score of the finals decides" }, `final${before}`);
+    return h("span", { class: "tries small quiet", title: "The finals decide the rank" }, `final${before}`);
   }
   if (!(entry.tries > 1)) return null;
-  const likely = typeof entry.discounted === "number" ? `, about ${num(entry.discounted, digits)} without luck` : "";
-  const title = "What the best of that many equally good programs has by luck is taken off";
+  const likely = typeof entry.discounted === "number" ? `, about ${num(entry.discounted, digits)} adjusted for luck` : "";
+  const title = "The adjusted score subtracts the luck that the best of this many equally good programs would have";
   return h("span", { class: "tries small quiet", title }, `best of ${entry.tries}${likely}`);
 }
 

@@ -1,4 +1,4 @@
-// The API's own description (/openapi.json) as a page to read: paths by tag, parameters, bodies, answers.
+// Shows the API description (/openapi.json) as a page: paths by tag, parameters, bodies, responses.
 
 import { h, put } from "./dom.js";
 import { codeBlock, empty, problem, table } from "./parts.js";
@@ -10,7 +10,7 @@ const main = document.getElementById("main");
 
 async function load() {
   const answer = await fetch("/openapi.json", { headers: { Accept: "application/json" } });
-  if (!answer.ok) throw new ApiError(answer.status, { detail: "The API's description cannot be read now." });
+  if (!answer.ok) throw new ApiError(answer.status, { detail: "The API description cannot be loaded." });
   return answer.json();
 }
 
@@ -114,7 +114,7 @@ function content(spec, title, types) {
       "div",
       { class: "stack" },
       h("h3", null, [title, type].filter(Boolean).join(": ")),
-      nothing ? empty("No fixed shape.") : codeBlock(JSON.stringify(shape, null, 2), type),
+      nothing ? empty("No fixed structure.") : codeBlock(JSON.stringify(shape, null, 2), type),
     );
   });
 }
@@ -136,7 +136,7 @@ function kind(spec, schema) {
   return [known.type ?? "any", known.format].filter(Boolean).join(", ");
 }
 
-// The schema as an example would look, with types in place of values.
+// An example of the schema, with types in place of values.
 function sketch(spec, schema, depth) {
   const known = resolved(spec, schema);
   if (!known) return undefined;

@@ -1,5 +1,5 @@
-// Elements from data. Whatever a stranger wrote becomes a text node or an attribute that cannot run: nothing here, and
-// nothing in the other modules, parses HTML. Handlers are functions; a string as a handler throws.
+// Creates elements from data. Text from users becomes a text node or an attribute that cannot run: no module parses
+// HTML. Handlers are functions; a string as a handler throws.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -24,7 +24,7 @@ function filled(node, props, children) {
 const shown = (children) =>
   children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 
-const drawn = new WeakMap(); // what `redraw` drew a node's content from
+const drawn = new WeakMap(); // the state that `redraw` used for a node's content
 
 export function put(node, ...children) {
   drawn.delete(node);
@@ -32,7 +32,7 @@ export function put(node, ...children) {
   return node;
 }
 
-// Puts what `make()` returns, unless it would be drawn from the same state: what somebody is about to click stays.
+// Replaces the content by `make()`, unless the state is unchanged, so that elements do not move under the pointer.
 export function redraw(node, state, make) {
   const text = JSON.stringify(state);
   if (drawn.get(node) === text) return;
@@ -40,9 +40,9 @@ export function redraw(node, state, make) {
   drawn.set(node, text);
 }
 
-// Makes the children of `parent` those of `items`, in order. What did not change stays the very node that it was, so
-// that nothing flickers and the focus stays. `build(item)` is called for what is new or different; `context` is what
-// else a row is drawn from; `notable(before, item)` says which changes are worth a glance, and are marked.
+// Updates the children of `parent` to match `items`, in order. Unchanged items keep their node, so that nothing flickers
+// and the focus stays. `build(item)` is called for new and changed items; `context` is other state that a row depends on;
+// `notable(before, item)` decides which changes are highlighted.
 export function reconcile(parent, items, key, build, { context, notable } = {}) {
   const before = parent.reconciled ?? new Map();
   const after = new Map();
@@ -82,7 +82,7 @@ function refocus(focused, before, after) {
   }
 }
 
-// At once, and then at most every `gap_ms`: however many ask, one more run follows the last of them.
+// Runs at once, and then at most every `gap_ms`. Calls in between lead to one more run after the last of them.
 export function throttled(run, gap_ms = 150) {
   let busy = false;
   let again = false;

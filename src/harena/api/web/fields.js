@@ -1,4 +1,4 @@
-// Forms from a list of fields, for the host's page. What the server refuses is shown in the form.
+// Builds forms from a list of fields, for the host's page. Errors of the server are shown in the form.
 
 import { h, put } from "./dom.js";
 import { problem } from "./parts.js";
@@ -43,7 +43,7 @@ function labelled(field) {
   );
 }
 
-// Values by name, as JSON wants them; an empty number is left out.
+// Values by name, ready for JSON. Empty numbers are left out.
 function values(form, fields) {
   const found = {};
   for (const field of fields) {

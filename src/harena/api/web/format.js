@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Formats numbers and times for display.
 
 const MINUS = "\u2212";
 const DASH = "\u2013";
@@ -11,7 +11,7 @@ export function num(value, digits) {
   return value.toFixed(places).replace("-", MINUS);
 }
 
-// Scores of one board stand under each other: the same number of digits for all.
+// All scores of a board have the same number of digits, so that they align.
 export function digitsFor(values) {
   const known = values.filter((value) => typeof value === "number" && Number.isFinite(value));
   if (known.every(Number.isInteger)) return 0;
@@ -24,7 +24,7 @@ export function range(low, high, digits) {
   return `${num(low, digits)} to ${num(high, digits)}`;
 }
 
-// Points: halves and thirds are common, two digits would be noise for the rest.
+// Points: show decimals only where there are halves or thirds.
 export const points = (value) => (typeof value === "number" ? num(
   value,
   Number.isInteger(value) ? 0 : Number.isInteger(value * 2) ? 1 : 2,

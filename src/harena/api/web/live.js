@@ -1,5 +1,5 @@
-// News from the server: one connection for all that the open page listens to, made again when it drops. Whoever listens
-// is told "reset" when it is there, and whenever something may have been missed, and reads again.
+// Server-sent events: one connection for everything the open page subscribes to, reopened when it drops. Subscribers get
+// "reset" when it opens, and whenever events may have been missed, and then read their data again.
 
 const MOST_TOPICS = 50; // the server's limit
 const SLOWEST_MS = 10_000;
@@ -29,7 +29,7 @@ export function watch(topics, hear, signal) {
   soon();
 }
 
-// Several parts of a page start to listen in the same moment: one connection for all of them.
+// Several parts of a page subscribe at the same moment; wait to open one connection for all of them.
 function soon() {
   clearTimeout(timer);
   timer = setTimeout(open, 0);
@@ -53,7 +53,7 @@ function open() {
 function connected() {
   wait_ms = FIRST_MS;
   show("live");
-  reset(); // what the page read before may be old by now
+  reset(); // data that the page read before may be outdated
 }
 
 const reset = () => tell({ topic: "", kind: "reset", body: {} });
@@ -66,7 +66,7 @@ function tell(news) {
 
 function dropped() {
   show("lost");
-  if (source.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+  if (source.readyState !== EventSource.CLOSED) return; // the browser reconnects by itself
   timer = setTimeout(open, wait_ms);
   wait_ms = Math.min(SLOWEST_MS, wait_ms * 2);
 }
@@ -77,10 +77,10 @@ function close() {
   source = null;
 }
 
-// A browser opens six connections to a host, for all its tabs: those that nobody sees give theirs back.
+// A browser opens at most six connections to a host for all its tabs, so hidden tabs close theirs.
 document.addEventListener("visibilitychange", () => (document.hidden ? close() : soon()));
 
-// The frames of a running match. Ends by itself with "finished".
+// Receives the frames of a running match until "finished".
 export function frames(matchId, { frame, reset: anew, finished, lost }, signal) {
   const stream = new EventSource(`/v1/matches/${encodeURIComponent(matchId)}/live`);
   stream.addEventListener("frame", (event) => frame(JSON.parse(event.data)));

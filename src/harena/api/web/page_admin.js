@@ -1,4 +1,4 @@
-// The host's page: one tab for each thing a host looks after. The tab is in the address, so that it can be linked to.
+// The host's page, with one tab for each task. The tab is in the address, so that it can be linked to.
 
 import { may, session } from "./api.js";
 import { h } from "./dom.js";
@@ -30,7 +30,7 @@ export async function render({ query, signal, go }) {
       "div",
       { class: "page" },
       h("h1", null, "Host"),
-      h("nav", { class: "tabs", "aria-label": "What to look after" }, TABS.map(tab)),
+      h("nav", { class: "tabs", "aria-label": "Host tasks" }, TABS.map(tab)),
       content,
     ),
   };
@@ -44,10 +44,10 @@ function refused(state) {
     h(
       "p",
       { class: "card" },
-      state.me ? "Your key does not have the scope host." : [
-        "This is for the host. ",
+      state.me ? "Your key does not have the scope \"host\"." : [
+        "This page is for the host. ",
         h("a", { href: "/login" }, "Log in"),
-        " with a key that has the scope host.",
+        " with a key that has the scope \"host\".",
       ],
     ),
   );

@@ -1,4 +1,4 @@
-// An agent over all its versions: how it came on, and the newest one in full.
+// An agent with all its versions: the progress, and the newest version in full.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -47,7 +47,7 @@ export async function render({ query, signal, go }) {
           "Versions",
           { class: "card" },
           plot,
-          agent.versions.length ? versionTable(agent.versions) : empty("No version that you can see."),
+          agent.versions.length ? versionTable(agent.versions) : empty("There is no version that you can see."),
         ),
         newest ? returnsCard(newest) : null,
         lists?.cards.node,

@@ -1,4 +1,4 @@
-// One environment: its board with filters, pages and past seasons, what is self-reported apart from it, recent matches,
+// One environment: its board with filters, pages and past seasons, the separate self-reported board, recent matches,
 // rules, limits, a sample agent to copy, exports.
 
 import { address, environment, get } from "./api.js";
@@ -23,10 +23,12 @@ import {
 
 const PAGE = 50;
 const NOTES = {
-  ladder: "Strength by all games of the season, with its 95 % interval. Agents that cannot be told apart share a rank.",
+  ladder:
+    "Strength estimated from all games of the season, with its 95 % interval. " +
+    "Agents that cannot be told apart share a rank.",
   verified:
     "Mean return over hidden seeds, with its 95 % interval. The platform steps the environment. " +
-    "This board is public and one draw: at the season's end finals on other seeds decide.",
+    "This public board is based on one set of seeds. At the end of the season, finals on other seeds decide.",
 };
 const LABELS = { verified: "Verified board", ladder: "Ladder", "self-reported": "Self-reported" };
 
@@ -83,7 +85,7 @@ function header(env) {
         env.env_id,
         " · ",
         count(env.entries ?? 0, "agent"),
-        env.season ? ` · ${env.season.name}` : " · no season is open",
+        env.season ? ` · ${env.season.name}` : " · no open season",
       ),
       env.summary ? h("p", { class: "lead" }, env.summary) : null,
     ),
@@ -108,7 +110,7 @@ function mainBoard(env, wanted, here, go, filtered, signal) {
       redraw(below, [found.total, wanted], () => {
         if (found.entries.length) return pager(found.total, PAGE, wanted.offset, (offset) => here({ offset }));
         const narrowed = wanted.user || wanted.algorithm;
-        return empty(narrowed ? "No agent matches the filter." : "No agent yet. Yours could be the first.");
+        return empty(narrowed ? "No agent matches the filter." : "No agents yet. Yours could be the first.");
       });
     } catch (error) {
       if (error.name !== "AbortError") put(below, problem(error));
@@ -132,8 +134,8 @@ function mainBoard(env, wanted, here, go, filtered, signal) {
 }
 
 function note(env, found) {
-  if (!found.live) return "A past season: this board is final.";
-  if (env.season?.frozen) return "Frozen: no new submissions; the agents that are in play on.";
+  if (!found.live) return "This season has ended. The board is final.";
+  if (env.season?.frozen) return "Frozen: new submissions are not accepted. Existing agents continue to play.";
   return NOTES[env.kind] ?? "";
 }
 
@@ -174,7 +176,7 @@ function switcher(env, wanted, here, go) {
   const select = h(
     "select",
     { id: "season", onchange: (event) => void go(here({ season: event.target.value, offset: 0 }), { keep: true }) },
-    h("option", { value: "" }, "Now"),
+    h("option", { value: "" }, "Current"),
     seasonList.filter((one) => one.ended_at).map((one) => h(
       "option",
       { value: one.id, selected: String(one.id) === wanted.season },
@@ -189,7 +191,7 @@ const unverifiedNote = () =>
     "p",
     { class: "warning" },
     h("strong", null, "Not verified. "),
-    "These scripts measured themselves; the platform only ran them. They never rank with verified entries.",
+    "These scripts report their own scores; the platform only ran them. They are never ranked with verified entries.",
   );
 
 function selfReported(env, wanted, signal) {
@@ -319,7 +321,7 @@ function sample(env) {
   return section(
     "A sample agent",
     { class: "card", id: "sample" },
-    h("p", { class: "quiet" }, "Save it as agent.py, change what it does, and submit it."),
+    h("p", { class: "quiet" }, "Save it as agent.py, change it, and submit it."),
     codeBlock(env.sample_agent, "Sample agent"),
   );
 }

@@ -1,4 +1,4 @@
-// The front page: every board's top, a match to watch, how busy the arena is. Kept up to date by events.
+// The front page: the top of every board, matches to watch, and how busy the arena is. Updated by events.
 
 import { get } from "./api.js";
 import { board } from "./board.js";
@@ -43,7 +43,7 @@ export async function render({ signal }) {
       h(
         "p",
         { class: "lead" },
-        "Submit an agent; it plays in a sandbox, on seeds nobody knows, and the boards follow live.",
+        "Submit an agent. It plays in a sandbox on secret seeds, and the boards update live.",
       ),
       h("p", { class: "row" }, h("a", { href: "/submit", class: "button primary" }, "Submit an agent"), busy),
     ),
@@ -51,7 +51,7 @@ export async function render({ signal }) {
       "div",
       { class: "cards" },
       cards.length ? cards.map((one) => one.node) : empty(
-        "No environment is open yet. A host adds them on the Host page.",
+        "There are no open environments yet. A host can add them on the Host page.",
       ),
     ),
     h("section", { class: "card" }, h("h2", null, "Matches to watch"), matches),
@@ -94,8 +94,8 @@ function card(env, signal) {
 }
 
 function below(env, total) {
-  if (!total) return "No agent yet. Yours could be the first.";
-  return h("a", { href: envPath(env.env_id) }, total > TOP ? `All ${count(total, "agent")}` : "The whole board");
+  if (!total) return "No agents yet. Yours could be the first.";
+  return h("a", { href: envPath(env.env_id) }, total > TOP ? `Show all ${count(total, "agent")}` : "Show the board");
 }
 
 async function recent(list, signal) {
@@ -107,7 +107,7 @@ async function recent(list, signal) {
     const next = waiting.matches.sort((one, two) => one.number - two.number).slice(0, 1); // the oldest is played first
     const all = [...next, ...over.matches.slice(0, 5 - next.length)];
     reconcile(list, all, (match) => match.id, watchItem);
-    if (!all.length) put(list, h("li", null, empty("No match has been played yet.")));
+    if (!all.length) put(list, h("li", null, empty("No matches have been played yet.")));
   } catch (error) {
     if (error.name !== "AbortError") put(list, h("li", null, problem(error)));
   }
@@ -133,11 +133,11 @@ function watchItem(match) {
 async function queue(place, signal) {
   try {
     const { waiting, running } = (await get("/v1", {}, signal)).queue;
-    const waits = waiting ? `${count(waiting, "submission")} waiting` : "no submission waits";
+    const waits = waiting ? `${count(waiting, "submission")} waiting` : "no submissions waiting";
     const busy = `${count(running, "job")} running, ${waits}`;
-    const text = waiting || running ? busy : "Idle: a submission starts at once";
+    const text = waiting || running ? busy : "Idle: a submission starts immediately";
     if (place.textContent !== text) place.textContent = text;
   } catch (error) {
-    if (error.name !== "AbortError") put(place, "How busy it is cannot be read now");
+    if (error.name !== "AbortError") put(place, "The queue status is not available");
   }
 }

@@ -1,4 +1,4 @@
-// Logging in with an API key: the key goes to the server once and comes back as a cookie that scripts cannot read.
+// Login with an API key. The key is sent once, and the server sets a cookie that scripts cannot read.
 
 import { get, post, session } from "./api.js";
 import { h, put } from "./dom.js";
@@ -49,7 +49,7 @@ function form(state, go) {
         "p",
         { class: "quiet" },
         "Paste the API key that the host gave you. ",
-        state.anonymous_read ? "Boards and matches can be seen without one." : "This arena is for those who have one.",
+        state.anonymous_read ? "You can view boards and matches without a key." : "You need a key to view this arena.",
       ),
       h("div", { class: "field" }, h("label", { for: "token" }, "API key"), token),
       errors,
@@ -73,9 +73,9 @@ function account(me, keys, go) {
       { class: "card" },
       h("h2", null, "Account"),
       facts([
-        ["May", me.scopes.join(", ")],
-        ["Today", `${me.quota.used_today} of ${me.quota.per_day ?? "any number of"} submissions`],
-        ["At once", `${me.quota.active} of ${me.quota.at_once ?? "any number"}`],
+        ["Permissions", me.scopes.join(", ")],
+        ["Submissions today", `${me.quota.used_today} of ${me.quota.per_day ?? "unlimited"}`],
+        ["Active submissions", `${me.quota.active} of ${me.quota.at_once ?? "unlimited"}`],
       ]),
       h("p", { class: "row" }, h("a", { href: "/submit", class: "button" }, "Submit an agent"), logout),
     ),
@@ -97,15 +97,15 @@ function keyItem(key) {
     const { token } = await post(`/v1/keys/${encodeURIComponent(key.id)}/rotate`);
     put(
       place,
-      h("p", null, "The new key. It is shown this once; the old one no longer works."),
+      h("p", null, "This is your new key. It is shown only once. The old key no longer works."),
       codeBlock(token, "New key"),
     );
-  }, { confirm: "Make a new key in place of this one? Whatever uses the old one stops working." });
+  }, { confirm: "Replace this key by a new one? Programs that use the old key will stop working." });
   return h(
     "li",
     null,
     h("strong", null, key.label || key.id),
-    h("span", { class: "quiet" }, ` ${key.scopes.join(", ")}, made `, time(key.created_at)),
+    h("span", { class: "quiet" }, ` ${key.scopes.join(", ")}, created `, time(key.created_at)),
     h("div", { class: "row" }, rotate),
     place,
   );

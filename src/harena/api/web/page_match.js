@@ -1,4 +1,4 @@
-// One match: who sat where, how it ended, and the game itself: live while it is played, as a replay after that.
+// One match: the seats, the result, and the game itself, live while it is played and as a replay afterwards.
 
 import { address, download, get } from "./api.js";
 import { h, put, redraw, throttled } from "./dom.js";
@@ -6,7 +6,7 @@ import { duration, num } from "./format.js";
 import { frames, watch } from "./live.js";
 import { action, agentLink, envLink, facts, mark, problem, resultText, section, table, time } from "./parts.js";
 
-const over = (match) => match.state !== "scheduled"; // until then it waits or is played
+const over = (match) => match.state !== "scheduled"; // a scheduled match is waiting or being played
 
 export async function render({ params: [id], signal }) {
   const path = `/v1/matches/${encodeURIComponent(id)}`;
@@ -50,7 +50,7 @@ export async function render({ params: [id], signal }) {
       match.kind,
       match.tournament_id ? [
         " · ",
-        h("a", { href: `/tournament/${encodeURIComponent(match.tournament_id)}` }, "its tournament"),
+        h("a", { href: `/tournament/${encodeURIComponent(match.tournament_id)}` }, "tournament"),
       ] : null,
     ),
     result,
@@ -60,7 +60,7 @@ export async function render({ params: [id], signal }) {
 }
 
 function words(match) {
-  if (!over(match)) return "Under way.";
+  if (!over(match)) return "In progress.";
   const reason = match.reason ? `: ${match.reason}` : "";
   return `${resultText(match)}${reason}.`.replace(/^./, (first) => first.toUpperCase());
 }
@@ -107,7 +107,7 @@ function about(match) {
     facts([
       ["Steps", match.steps],
       ["Played", match.finished_at ? time(match.finished_at) : null],
-      ["Took", typeof match.wall_s === "number" ? duration(match.wall_s) : null],
+      ["Duration", typeof match.wall_s === "number" ? duration(match.wall_s) : null],
       ["State", match.state],
     ]),
   );
@@ -126,14 +126,14 @@ function downloads(match, path) {
     h(
       "ul",
       { class: "plain" },
-      link("json", "JSON, every frame"),
-      link("compact", "Compact, can be re-run and checked"),
-      link("html", "One HTML page that needs nothing else"),
+      link("json", "JSON with every frame"),
+      link("compact", "Compact format, can be re-run and verified"),
+      link("html", "Self-contained HTML page"),
     ),
   );
 }
 
-// The viewer is a page of its own, with its own policy. It is as high as what it shows.
+// The viewer is a separate page with its own security policy. Its height follows its content.
 function frame(stage, src, title) {
   const view = h("iframe", { src, title, class: "stage-frame" });
   view.addEventListener("load", () => {
@@ -152,13 +152,13 @@ function frame(stage, src, title) {
 function replay(stage, match, path) {
   stage.dataset.shows = "replay";
   if (match.has_replay) frame(stage, address(`${path}/replay`, { format: "html" }), "Replay");
-  else put(stage, h("p", { class: "card empty" }, "No replay was kept of this match."));
+  else put(stage, h("p", { class: "card empty" }, "There is no replay of this match."));
 }
 
-// The same viewer, which is given the frames as they come.
+// The same viewer, which receives frames as they arrive.
 function live(stage, match, path, read, signal) {
   stage.dataset.shows = "live";
-  const view = frame(stage, address(`${path}/replay`, { format: "html" }), "The match, live");
+  const view = frame(stage, address(`${path}/replay`, { format: "html" }), "Live match");
   const waiting = h("p", { class: "quiet", role: "status" }, "Waiting for the first move.");
   stage.prepend(waiting);
   let stream = new AbortController();
@@ -172,7 +172,7 @@ function live(stage, match, path, read, signal) {
         waiting.textContent = "Live";
         viewer.append(one);
       },
-      reset: () => view.contentWindow.location.reload(), // too slow for the stream: it begins again
+      reset: () => view.contentWindow.location.reload(), // too slow for the stream: start again
       finished: () => void read(),
       lost: (gone) => {
         waiting.textContent = "Reconnecting";

@@ -1,4 +1,4 @@
-// One season: when it ran, what it promised at its start and revealed at its end, its final board.
+// One season: its dates, its commitments and secrets, and its board.
 
 import { address, environment, get } from "./api.js";
 import { board } from "./board.js";
@@ -7,17 +7,19 @@ import { dateText } from "./format.js";
 import { empty, envLink, envPath, facts, mark, section } from "./parts.js";
 
 const OPEN =
-  "The season is over, so its secrets are open: every seed follows from them, and their hashes are the commitments of " +
-  "the start.";
+  "The season has ended, so its secrets are public. Every seed is derived from them, and their hashes are the " +
+  "commitments published at the start.";
 const SEALED =
-  "Every seed follows from a secret. This commitment is its hash; the secret is shown when the season ends, and so is " +
-  "everything that happened in hidden episodes.";
+  "Every seed is derived from a secret. The commitment is the hash of that secret. When the season ends, the secret " +
+  "and everything that happened in hidden episodes are shown.";
 
 function finalsText({ finals, ended_at: ended }) {
-  if (ended && !finals) return "It ended without finals: the public board stands.";
-  if (ended) return "The finalists played more episodes, on seeds from the second secret. That decided their order.";
-  if (finals) return `${finals.done} of ${finals.total} finalists have been evaluated. The end shows the results.`;
-  return "After the freeze the finalists of every owner play more episodes, on other seeds. That decides.";
+  if (ended && !finals) return "The season ended without finals. The public board is final.";
+  if (ended) return "The finalists played more episodes on seeds from the second secret, which decided their order.";
+  if (finals) {
+    return `${finals.done} of ${finals.total} finalists have been evaluated. The results are shown at the end.`;
+  }
+  return "After the freeze, the finalists of every owner play more episodes on other seeds, which decide.";
 }
 
 export async function render({ params: [id], signal }) {
@@ -56,14 +58,14 @@ export async function render({ params: [id], signal }) {
         section(
           season.ended_at ? "Final board" : "Board",
           { class: "card" },
-          found.entries.length ? grid.node : empty("Nobody has a place yet."),
+          found.entries.length ? grid.node : empty("No agents are ranked yet."),
           h(
             "p",
             { class: "quiet small" },
             h(
               "a",
               { href: address(envPath(season.env_id), { season: season.ended_at ? season.id : "" }) },
-              "With filters and pages",
+              "Show with filters and pages",
             ),
           ),
         ),
@@ -82,8 +84,8 @@ export async function render({ params: [id], signal }) {
           facts([
             ["Commitment", hex(season.commitment)],
             ["Secret", hex(season.secret)],
-            ["Commitment of the finals", env.kind === "verified" ? hex(season.final_commitment) : null],
-            ["Secret of the finals", env.kind === "verified" ? hex(season.final_secret) : null],
+            ["Commitment for the finals", env.kind === "verified" ? hex(season.final_commitment) : null],
+            ["Secret for the finals", env.kind === "verified" ? hex(season.final_secret) : null],
           ]),
         ),
         env.kind === "verified" ? section(

@@ -1,4 +1,4 @@
-// One submission: its state while it is on its way, and what it earned.
+// One submission: its progress and its results.
 
 import { environment, get } from "./api.js";
 import { h, put, redraw } from "./dom.js";
@@ -31,7 +31,7 @@ export async function render({ params: [id], signal, go }) {
     owner: h("div"),
   };
 
-  // Redrawn only where it changed: a choice that is being made must not go away under the reader's hand.
+  // Only changed parts are redrawn, so that a control does not disappear while somebody uses it.
   function draw(now) {
     const placed = now.state === "ranked" || typeof now.score === "number";
     redraw(parts.score, now, () => (placed ? view.scoreCard(now) : null));
@@ -50,7 +50,7 @@ export async function render({ params: [id], signal, go }) {
     }
   }
 
-  let practised = null; // the state that the practice was read in
+  let practised = null; // the state in which the practice was last read
   async function readPractice(now) {
     try {
       put(parts.practice, await view.practiceCard(now, signal));

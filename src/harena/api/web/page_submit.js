@@ -1,8 +1,8 @@
-// Sending an agent: drop files or choose them, say what they are, and watch them become a place on the board.
+// Submitting an agent: choose or drop files, describe them, and follow the submission.
 
 import { clientId, get, session, upload } from "./api.js";
 import { announce, h, put } from "./dom.js";
-import { bytes, percent } from "./format.js";
+import { bytes, count, percent } from "./format.js";
 import { envLink, mark, problem, titleOf } from "./parts.js";
 import { follow } from "./status.js";
 
@@ -27,7 +27,7 @@ const needsKey = () =>
   h(
     "p",
     { class: "card" },
-    "This arena takes submissions with a key only. ",
+    "This arena accepts submissions only with a key. ",
     h("a", { href: "/login" }, "Log in with your key"),
     " to submit.",
   );
@@ -108,7 +108,7 @@ function form(environments, state, wantedEnv, result, signal) {
         "input",
         { id: "algorithm", name: "algorithm", value: "Custom", maxlength: 200, required: true, autocomplete: "off" },
       ),
-      h("p", { class: "quiet small" }, "A new version takes the place of your last one under the same name."),
+      h("p", { class: "quiet small" }, "A submission with the same name replaces your previous version."),
     ),
     owner(state),
     errors,
@@ -137,7 +137,11 @@ function owner(state) {
     "owner",
     "Your name",
     input,
-    h("p", { class: "quiet small" }, "Shown on the board. Without a key, only this browser can see its log and code."),
+    h(
+      "p",
+      { class: "quiet small" },
+      "Your name is shown on the board. Without a key, only this browser can see the log and the code.",
+    ),
   );
 }
 
@@ -153,7 +157,7 @@ function remember(name) {
   try {
     localStorage.setItem("harena.owner", name);
   } catch {
-    // storage is off: typed again next time
+    // storage is off: the name must be typed again next time
   }
 }
 
@@ -170,7 +174,7 @@ function picker(chosen, refresh) {
     h(
       "p",
       { id: "drop-help", class: "quiet small" },
-      "One .py file, several files, or a zip. Up to 10 MB a file, 50 MB in all.",
+      "One .py file, several files, or a zip. Up to 10 MB per file and 50 MB in total.",
     ),
     input,
     h("label", { for: "picked", class: "button" }, "Choose files"),
@@ -183,7 +187,7 @@ function picker(chosen, refresh) {
       if (same >= 0) chosen.splice(same, 1);
       chosen.push(file);
     }
-    announce(`${chosen.length} chosen`);
+    announce(`${count(chosen.length, "file")} chosen`);
     refresh();
   }
 
@@ -229,7 +233,7 @@ function picker(chosen, refresh) {
 
 function mainChooser() {
   const select = h("select", { id: "main-file", name: "main_file" });
-  const node = field("main-file", "File to start with", select);
+  const node = field("main-file", "Main file", select);
   node.hidden = true;
   select.disabled = true;
   function draw(files) {

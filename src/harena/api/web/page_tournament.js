@@ -192,9 +192,9 @@ function crossTable(tournament) {
     ),
   );
   return section(
-    "Who beat whom",
+    "Cross table",
     { class: "card" },
-    h("p", { class: "quiet small" }, "Each row: its points against the agent of that column."),
+    h("p", { class: "quiet small" }, "Each row shows the points of its agent against the agent of each column."),
     table("Cross table", heads, rows, { class: "cross" }),
   );
 }

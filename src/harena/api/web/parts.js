@@ -1,4 +1,4 @@
-// What several pages show: errors in place, links, marks, tables, copy buttons, questions before something is undone.
+// Parts shared by several pages: errors, links, marks, tables, copy buttons, confirmation dialogs.
 
 import { ApiError, address } from "./api.js";
 import { announce, h, put } from "./dom.js";
@@ -10,13 +10,13 @@ export function problem(error) {
   return h(
     "div",
     { class: "problem", role: "alert" },
-    h("p", null, known ? error.message : "The page made a mistake while it drew this."),
+    h("p", null, known ? error.message : "This part of the page could not be displayed because of an error in the page."),
     known && error.hint ? h("p", { class: "quiet" }, error.hint) : null,
     known && error.requestId ? h("p", { class: "quiet small" }, `Request ${error.requestId}`) : null,
   );
 }
 
-// Runs what a button does: busy while it runs, and its error beside it.
+// A button that is disabled while its action runs and shows errors beside it.
 export function action(label, run, { kind = "", confirm = "" } = {}) {
   const place = h("span", { class: "action-problem" });
   const button = h("button", { type: "button", class: kind }, label);
@@ -61,7 +61,7 @@ function copyButton(text, label = "Copy") {
       button.textContent = "Copied";
       announce("Copied");
     } catch {
-      button.textContent = "Select and copy"; // the browser allows no clipboard here
+      button.textContent = "Select and copy"; // the browser does not allow clipboard access here
     }
     setTimeout(() => (button.textContent = label), 2000);
   });

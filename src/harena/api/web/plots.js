@@ -1,5 +1,5 @@
-// Pictures of numbers as SVG: intervals, sparklines, strips of returns, ratings with their uncertainty. Each says in
-// words what it shows. Wide ones are drawn at the width they have, so that their text stays readable on a phone.
+// SVG plots: intervals, sparklines, strips of returns, ratings with their uncertainty. Each has a text label. Wide plots
+// are drawn at their actual width, so that their text stays readable on a phone.
 
 import { h, put, s } from "./dom.js";
 import { num, percent, range } from "./format.js";

@@ -1,4 +1,4 @@
-// A submission on its way: the steps it has taken, its place in the queue, warnings, why it failed, its log.
+// The progress of a submission: its steps, place in the queue, warnings, reason of failure and log.
 
 import { call, get } from "./api.js";
 import { h, put, redraw, throttled } from "./dom.js";
@@ -15,12 +15,12 @@ export function sentence(submission) {
   if (state === "ranked") return ranked(submission);
   if (state === "running") return "Running.";
   if (state === "queued") {
-    const left = typeof eta === "number" ? `, about ${duration(eta)} to go` : "";
-    return `Waiting, ${position ? `${position} before it` : "next in the queue"}${left}.`;
+    const left = typeof eta === "number" ? `, about ${duration(eta)} left` : "";
+    return `Waiting, ${position ? `${position} ahead of it` : "next in the queue"}${left}.`;
   }
-  if (state === "failed") return "It failed.";
-  if (state === "rejected") return "It was refused.";
-  if (state === "cancelled") return "It was cancelled.";
+  if (state === "failed") return "The submission failed.";
+  if (state === "rejected") return "The submission was rejected.";
+  if (state === "cancelled") return "The submission was cancelled.";
   return state === "checked" ? "Checked." : "Received.";
 }
 
@@ -28,7 +28,7 @@ function ranked({ score, standing }) {
   const place = standing?.rank ? `, rank ${standing.rank}` : "";
   if (typeof score === "number") return `Ranked with a score of ${num(score)}${place}.`;
   if (standing) return `On the ladder with a score of ${num(standing.score)}${place}.`;
-  return "On the ladder: its first games come next.";
+  return "On the ladder. Its first games will be played soon.";
 }
 
 function steps(submission) {
@@ -50,7 +50,7 @@ function steps(submission) {
   );
 }
 
-// Draws the submission and follows it to its end. `changed(submission)` hears every new state.
+// Draws the submission and follows it to its end. `changed(submission)` is called with every new state.
 export function follow(submission, changed, signal) {
   const line = h("p", { class: "status-line", role: "status" });
   const place = h("div");
@@ -98,7 +98,7 @@ async function showLog(submission, place) {
   if (!submission.mine || !submission.has_log || place.firstChild) return;
   const failed = submission.state !== "ranked";
   const pre = h("pre", { tabindex: 0, "aria-label": "Log" });
-  const title = submission.kind === "verified" ? "Log of practice" : "Log";
+  const title = submission.kind === "verified" ? "Practice log" : "Log";
   const details = h("details", { open: failed, class: "log" }, h("summary", null, title), pre);
   put(place, details);
   try {

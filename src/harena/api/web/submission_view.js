@@ -1,5 +1,5 @@
-// What is known of one submission, for its own page and the agent's: score, plots, opponents, matches, and what its
-// owner can do with it.
+// Parts that show a submission, on its own page and on the agent's: score, plots, opponents, matches, and the actions of
+// its owner.
 
 import { address, call, download, get, post } from "./api.js";
 import { h, put, reconcile, throttled } from "./dom.js";
@@ -11,7 +11,7 @@ const path = (submission, rest = "") => `/v1/submissions/${encodeURIComponent(su
 const SMALL = { kind: "small-button" };
 const ACTIVE = new Set(["received", "checked", "queued", "running"]);
 
-// A ladder's agents have their score from its board.
+// Agents of a ladder get their score from its board.
 export const placed = (submission) => (
   typeof submission.score === "number" || !submission.standing ? submission : submission.standing
 );
@@ -48,7 +48,7 @@ export function scoreCard(submission) {
       "p",
       { class: "warning" },
       h("strong", null, "Benched. "),
-      typeof submission.benched === "string" ? submission.benched : "It is out of play until a host lets it back.",
+      typeof submission.benched === "string" ? submission.benched : "It is not matched until a host lets it play again.",
     ) : null,
   );
 }
@@ -58,7 +58,7 @@ function stepsText(steps) {
   return typeof steps === "number" ? steps.toLocaleString("en") : null;
 }
 
-// Said plainly: what an owner cannot see yet, and where to look instead.
+// Explains what an owner cannot see yet.
 export function hiddenCard() {
   return section(
     "Hidden until the season ends",
@@ -72,12 +72,12 @@ export function hiddenCard() {
     h(
       "p",
       { class: "quiet small" },
-      "At the end the finalists play more episodes, on seeds from a second secret. That decides the final board.",
+      "At the end the finalists play more episodes on seeds from a second secret, which decide the final board.",
     ),
   );
 }
 
-// Episodes on public seeds: the owner's, with everything that happened in them.
+// Episodes on public seeds with all their details, for the owner.
 export async function practiceCard(submission, signal) {
   const { episodes, score } = await get(path(submission, "/practice"), {}, signal);
   if (!episodes.length) return null;
@@ -112,9 +112,9 @@ export async function practiceCard(submission, signal) {
     h(
       "p",
       { class: "quiet small" },
-      "Episodes on public seeds, for you alone",
+      "Episodes on public seeds, visible only to you",
       typeof score === "number" ? `: ${num(score)} on average. ` : ". ",
-      "They count for no board.",
+      "They do not count for any board.",
     ),
     table("Practice", heads, rows),
   );
@@ -138,12 +138,12 @@ export function returnsCard(submission) {
   return section(
     "Returns",
     { class: "card" },
-    h("p", { class: "quiet small" }, "Each dot is an episode; below them the mean with its 95 % interval."),
+    h("p", { class: "quiet small" }, "Each dot is an episode. The mean and its 95 % interval are shown below."),
     plot,
   );
 }
 
-// Of hidden seeds: to be seen once the season is over.
+// Replays of hidden seeds, visible once the season has ended.
 export async function replaysCard(submission, signal) {
   const { replays } = await get(path(submission, "/replays"), {}, signal);
   if (!replays.length) return null;
@@ -152,7 +152,7 @@ export async function replaysCard(submission, signal) {
   return section("Replays", { class: "card" }, h("ul", { class: "plain" }, replays.map(item)));
 }
 
-// Each of these reads for itself, so that one that fails leaves the others.
+// Each card loads its own data, so that a failure does not affect the others.
 export function ladderCards(submission, signal) {
   const plot = h("div");
   const others = h("div");
@@ -228,7 +228,7 @@ export function matchesCard(submission, signal) {
       const { matches } = await get("/v1/matches", { submission: submission.id, limit: 25 }, signal);
       reconcile(body, matches, (match) => match.id, matchRow);
       grid.hidden = !matches.length;
-      put(note, matches.length ? null : empty("No match yet."));
+      put(note, matches.length ? null : empty("No matches yet."));
     } catch (error) {
       if (error.name !== "AbortError") put(note, problem(error));
     }
@@ -239,7 +239,7 @@ export function matchesCard(submission, signal) {
 function finalistAction(submission, again) {
   const choose = async (chosen) => again(await post(path(submission, "/finalist"), { chosen }));
   return submission.finalist
-    ? action("Take back from the finals", () => choose(false), SMALL)
+    ? action("Withdraw from the finals", () => choose(false), SMALL)
     : action("Choose for the finals", () => choose(true), SMALL);
 }
 
@@ -265,15 +265,15 @@ export function ownerCard(submission, again, go, { finalists = false } = {}) {
         () => call("DELETE", path(submission)).then(() => go("/")),
         {
           kind: "small-button danger",
-          confirm: "Delete this submission? Its code and its place on the board go away for good.",
+          confirm: "Delete this submission? Its code and its place on the board are permanently removed.",
         },
       ),
     ),
     chooses ? h(
       "p",
       { class: "quiet small" },
-      submission.finalist ? "You have chosen it for the finals. " : null,
-      "If you choose none, your best on the public board are the finalists.",
+      submission.finalist ? "You have chosen this submission for the finals. " : null,
+      "If you choose none, your best submissions on the public board are the finalists.",
     ) : null,
   );
 }
@@ -290,7 +290,7 @@ export function challengeCard(submission, entries, go) {
   return section(
     "Challenge",
     { class: "card" },
-    h("p", { class: "quiet small" }, "Games against an opponent of your choice. They move no rating."),
+    h("p", { class: "quiet small" }, "Games against an opponent of your choice. They do not change ratings."),
     h("div", { class: "field" }, h("label", { for: "opponent" }, "Opponent"), select),
     h("div", { class: "field" }, h("label", { for: "games" }, "Games"), games),
     action("Challenge", async () => {

@@ -1,4 +1,4 @@
-// Before the first paint: the theme that was chosen here. Without a choice the system's is used.
+// Applies the chosen theme before the first paint. Without a choice, the system's theme is used.
 "use strict";
 
 (() => {
@@ -25,7 +25,7 @@
     let name = stored();
     const show = () => {
       button.textContent = { system: "Auto", light: "Light", dark: "Dark" }[name];
-      button.setAttribute("aria-label", `Theme: ${name === "system" ? "as the system" : name}. Change`);
+      button.setAttribute("aria-label", `Theme: ${name === "system" ? "same as the system" : name}. Change`);
     };
     button.addEventListener("click", () => {
       name = order[(order.indexOf(name) + 1) % order.length];
