@@ -1,1 +1,1 @@
-"""Boxes, pools and what they answer. Decides what to run and when; how it is isolated is the business of a backend."""
+"""Boxes, pools and their results. Decides what to run and when; backends isolate it."""

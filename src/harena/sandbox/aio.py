@@ -1,11 +1,11 @@
-"""Async twins of Sandbox, SandboxPool and Process: the same boxes, each call awaited in a thread of its own.
+"""Async versions of Sandbox, SandboxPool and Process: the same boxes, with each call awaited in a thread.
 
-A cancelled `exec` or `call` ends what it runs, a cancelled `run` its interpreter with all variables; the box and the
-rest in it stay. Another call that is cancelled, a file operation, closes the box, because nobody knows what was done;
-one that ends by itself within a moment leaves all as it is. Something that was being made when the call was cancelled
-(a box, a lease, a fork, a process) is ended as soon as it is there. A cancelled `map` is given up at its next result,
-at the latest after its `wall_s`. Reading from a process and waiting for it may be cancelled freely: nothing is lost and
-the process goes on.
+A cancelled `exec` or `call` ends its execution, and a cancelled `run` ends its interpreter with all variables; the box
+and everything else in it stay. Any other cancelled call, such as a file operation, closes the box, because it is
+unknown how much of it was done, unless the call ends by itself within a moment. An object that was being created when
+the call was cancelled (a box, a lease, a fork, a process) is ended as soon as it exists. A cancelled `map` stops at its
+next result, at the latest after its `wall_s`. Reading from a process and waiting for it may be cancelled freely:
+nothing is lost, and the process continues.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from harena.sandbox.process import CHUNK, Process, Stream
 from harena.sandbox.spec import MB, Clocks, FileInfo, Limits, Result, Spec
 
 CALLS = 256
-"""Calls that block at once, in all loops of the process; more of them queue."""
+"""Maximum number of blocking calls at once, in all loops of the process; further calls queue."""
 CONTROLS = 32
-"""Threads kept apart for what ends things: it must not queue behind the calls it is to end."""
+"""Threads reserved for calls that end something: these must not queue behind the calls they end."""
 MOMENT_S = 0.05
 """How long a cancelled call may take to end by itself before the box is closed."""
 SLICE_S = 0.5
-"""A wait is made of pieces of this length, so that a cancelled one frees its thread."""
+"""Waits are split into pieces of this length, so that a cancelled wait frees its thread."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,12 +51,12 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of 
 
 
 async def _control(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """For what is short and ends things."""
+    """Run a short call that ends something."""
     return await asyncio.wrap_future(_threads("control").submit(function, *args, **kwargs))
 
 
 async def _guarded(close: Callable[[str], object], function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """A call of a box; when it is cancelled, `close` ends it, if need be with the box."""
+    """Run a call of a box. If it is cancelled, `close` ends the call, if necessary by closing the box."""
     job = _threads("calls").submit(function, *args, **kwargs)
     try:
         return await asyncio.wrap_future(job)
@@ -74,7 +74,7 @@ def _end(job: concurrent.futures.Future[Any], close: Callable[[str], object]) ->
 
 
 async def _to_the_end(awaitable: Awaitable[object]) -> None:
-    """Waits for it however often the waiting task is cancelled meanwhile, and is cancelled then."""
+    """Wait for the end even if the waiting task is cancelled, and raise the cancellation afterwards."""
     task = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -88,7 +88,7 @@ async def _to_the_end(awaitable: Awaitable[object]) -> None:
 
 
 async def _made(discard: Callable[[T], object], make: Callable[[], T]) -> T:
-    """Something new; when the call is cancelled, whoever still makes it throws it away."""
+    """Run a call that creates an object. If it is cancelled, the object is discarded once it exists."""
     job = _threads("calls").submit(make)
     try:
         return await asyncio.wrap_future(job)
@@ -111,7 +111,7 @@ C = TypeVar("C", bound=_Closing)
 
 
 class Opening(Coroutine[Any, Any, C]):
-    """Something on its way: `await` it, or enter it by `async with`, which closes it at the end."""
+    """An object that is being created: `await` it, or use `async with`, which closes it at the end."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, C]) -> None:
         self._coroutine = coroutine
@@ -139,7 +139,7 @@ class Opening(Coroutine[Any, Any, C]):
 
 
 class AsyncStream:
-    """What a process writes, as it comes: `async for chunk in process.stdout`."""
+    """Output stream of a process: `async for chunk in process.stdout`."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -151,7 +151,7 @@ class AsyncStream:
         self._release = weakref.finalize(self, os.close, self._watched)
 
     async def read(self, max_bytes: int = CHUNK, timeout_s: float | None = None) -> bytes:
-        """Some bytes as soon as there are any; b"" at the end. TimeoutError when nothing came in time."""
+        """Return some bytes as soon as there are any; b"" at the end. Raises TimeoutError if none came in time."""
         async with asyncio.timeout(timeout_s), self._turn:
             try:
                 while self._open:
@@ -181,7 +181,7 @@ class AsyncStream:
             yield chunk
 
     def close(self) -> None:
-        """Nothing more is read; whoever waits for it gets the end."""
+        """Stop reading; pending reads see the end of the stream."""
         self._open = False
         self._ready.set()
         if not self._turn.locked():
@@ -189,7 +189,7 @@ class AsyncStream:
 
 
 class AsyncProcess:
-    """A live command in a box; the twin of Process."""
+    """A running command in a box; the async version of Process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -200,26 +200,27 @@ class AsyncProcess:
         self._result: Result | None = None
 
     async def write(self, data: bytes) -> None:
-        """To its stdin. BrokenPipeError when it reads no more. Cancelled while it reads too slowly, the process ends:
-        nobody knows how much of it was written."""
+        """Write to stdin. Raises BrokenPipeError if the process no longer reads. If the call is cancelled while the
+        process reads too slowly, the process is ended, because it is unknown how much was written."""
         await _guarded(lambda _: self._process.close(), self._process.write, data)
 
     def close_stdin(self) -> None:
         self._process.close_stdin()
 
     async def send_signal(self, number: int) -> None:
-        """To the first process alone; `kill` ends all of them. Does nothing when it has ended."""
+        """Signal the first process only; `kill` ends all of them. Does nothing if the process has ended."""
         await _control(self._process.send_signal, number)
 
     async def kill(self) -> None:
-        """Ends the whole tree of processes."""
+        """End the whole process tree."""
         await _control(self._process.kill)
 
     def resize(self, rows: int, cols: int) -> None:
         self._process.resize(rows, cols)
 
     async def wait(self, timeout_s: float | None = None) -> Result:
-        """Its end, with what was not read yet. TimeoutError when it has not ended in time; it goes on."""
+        """Wait for the end and return the result, with output that was not read yet. Raises TimeoutError if the
+        process has not ended in time; it continues to run."""
         try:
             async with asyncio.timeout(timeout_s), self._turn:
                 if self._result is None:
@@ -242,7 +243,7 @@ class AsyncProcess:
             return dataclasses.replace(result, stdout=stdout + result.stdout, stderr=stderr + result.stderr)
 
     async def close(self) -> None:
-        """Ends it if it still runs, and lets go of its streams. Idempotent."""
+        """End the process if it still runs, and close its streams. Idempotent."""
         try:
             await _to_the_end(_control(self._process.close))
         finally:
@@ -263,7 +264,7 @@ async def _collect(stream: AsyncStream, into: list[bytes]) -> None:
 
 
 class AsyncSandbox:
-    """A box; the twin of Sandbox. Made by `async with AsyncSandbox() as box` or `await AsyncSandbox.create()`."""
+    """Async version of Sandbox. Create it with `async with AsyncSandbox() as box` or `await AsyncSandbox.create()`."""
 
     def __init__(
         self,
@@ -289,7 +290,7 @@ class AsyncSandbox:
 
     @classmethod
     def of(cls, box: Sandbox) -> AsyncSandbox:
-        """The async side of a box that is there already."""
+        """Wrap an existing box."""
         this = cls()
         this._box = box
         return this
@@ -303,13 +304,13 @@ class AsyncSandbox:
         await self.close()
 
     async def close(self, reason: str = "it was closed") -> None:
-        """Ends everything in the box. Forks of it live on. Idempotent."""
+        """End everything in the box. Its forks continue to run. Idempotent."""
         if self._box is not None:
             await _to_the_end(_control(self._box.close, reason))
 
     @property
     def sync(self) -> Sandbox:
-        """The box itself; its methods block."""
+        """The synchronous box; its methods block."""
         if self._box is None:
             raise BoxClosed("the box is not made yet: `async with` it, or use `await AsyncSandbox.create()`")
         return self._box
@@ -325,12 +326,12 @@ class AsyncSandbox:
 
     @property
     def left_behind(self) -> int:
-        """Processes of the parent that a fork did not take along."""
+        """Number of the parent's processes that a fork does not have."""
         return self.sync.left_behind
 
     @property
     def alive(self) -> bool:
-        """False before the box is made, and once it is closed or has hung up."""
+        """False before the box is created, and once it is closed or disconnected."""
         return self._box is not None and self._box.alive
 
     @property
@@ -354,7 +355,7 @@ class AsyncSandbox:
         cwd: str | None = None,
         limits: Limits | None = None,
     ) -> Result:
-        """Runs a command to its end. What it left running ends with it; `start` is for what should stay."""
+        """Run a command to its end. Processes that it left running end with it; use `start` to keep them."""
         stop = Stop()
         run = functools.partial(self.sync.exec, stdin=stdin, env=env, cwd=cwd, limits=limits, stop=stop)
         return await _guarded(lambda _: stop(), run, argv)
@@ -370,8 +371,7 @@ class AsyncSandbox:
         rows: int = 24,
         cols: int = 80,
     ) -> Opening[AsyncProcess]:
-        """Starts a command; to be awaited, or entered by `async with`. With `pty` it has a terminal, and stderr comes
-        with stdout."""
+        """Start a command; use `await` or `async with`. With `pty` it has a terminal, and stderr is part of stdout."""
 
         async def start() -> AsyncProcess:
             make = functools.partial(self.sync.start, env=env, cwd=cwd, limits=limits, pty=pty, rows=rows, cols=cols)
@@ -380,7 +380,7 @@ class AsyncSandbox:
         return Opening(start())
 
     async def run(self, source: str, *, limits: Limits | None = None) -> Result:
-        """Runs source in the box's persistent interpreter, which keeps its variables until it ends."""
+        """Run source in the box's persistent interpreter, which keeps its variables until it ends."""
         stop = Stop()
         return await _guarded(lambda _: stop(), functools.partial(self.sync.run, limits=limits, stop=stop), source)
 
@@ -393,7 +393,7 @@ class AsyncSandbox:
         *,
         limits: Limits | None = None,
     ) -> Result:
-        """Calls a function that source defines, in a process of its own, with JSON arguments; `value` is its answer."""
+        """Call a function that source defines, in a new process, with JSON arguments. `value` is its result."""
         stop = Stop()
         call = functools.partial(self.sync.call, limits=limits, stop=stop)
         return await _guarded(lambda _: stop(), call, source, name, args, kwargs)
@@ -402,38 +402,38 @@ class AsyncSandbox:
         await self._call(Sandbox.ping)
 
     async def fork(self, count: int = 1) -> list[AsyncSandbox]:
-        """Copies of the live box: the interpreter's memory and the workspace go along, copy on write."""
+        """Copy the live box, including the interpreter's memory (copy on write) and the workspace."""
         boxes = await _made(_close_all, functools.partial(self.sync.fork, count))
         return [AsyncSandbox.of(box) for box in boxes]
 
     # ---- files ----
 
     async def read(self, path: str, max_bytes: int = 16 * MB) -> bytes:
-        """A file's contents; BoxFileTooLarge when there is more than the cap."""
+        """Return the contents of a file. Raises BoxFileTooLarge if there is more than the cap."""
         return await self._call(Sandbox.read, path, max_bytes)
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
-        """Replaces a file in one step; its folders are made."""
+        """Replace a file in one step. Missing folders are created."""
         await self._call(Sandbox.write, path, data, mode=mode)
 
     async def sha256(self, path: str) -> str:
-        """The digest of a file, computed in the box."""
+        """Return the digest of a file, computed in the box."""
         return await self._call(Sandbox.sha256, path)
 
     async def remove(self, path: str) -> None:
-        """A file, or a folder with all it holds."""
+        """Remove a file, or a folder with everything in it."""
         await self._call(Sandbox.remove, path)
 
     async def upload(self, source: str | os.PathLike[str], path: str = ".") -> int:
-        """Copies a folder of the host into the box; returns the number of entries."""
+        """Copy a folder of the host into the box. Returns the number of entries."""
         return await self._call(Sandbox.upload, source, path)
 
     async def download(self, path: str, target: str | os.PathLike[str], *, max_bytes: int = 256 * MB) -> int:
-        """Copies a folder of the box to the host; returns the number of entries."""
+        """Copy a folder of the box to the host. Returns the number of entries."""
         return await self._call(Sandbox.download, path, target, max_bytes=max_bytes)
 
     async def snapshot(self) -> Snapshot:
-        """The workspace as it is now. What the interpreter holds in memory is not part of it: `fork` takes that."""
+        """Save the current workspace. The interpreter's memory is not part of it; `fork` copies that."""
         return await self._call(Sandbox.snapshot)
 
     async def restore(self, snapshot: Snapshot) -> None:
@@ -456,7 +456,7 @@ def _close_all(boxes: Sequence[Sandbox]) -> None:
 
 
 class AsyncSandboxPool:
-    """Warm boxes; the twin of SandboxPool. Made by `async with AsyncSandboxPool() as pool` or `await create()`."""
+    """Async version of SandboxPool. Create it with `async with AsyncSandboxPool() as pool` or `await create()`."""
 
     def __init__(
         self,
@@ -517,20 +517,20 @@ class AsyncSandboxPool:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the boxes that are not leased; leased ones end with their lease. Idempotent."""
+        """Close the boxes that are not leased; leased ones end with their lease. Idempotent."""
         if self._pool is not None:
             await _to_the_end(_control(self._pool.close))
 
     @property
     def sync(self) -> SandboxPool:
-        """The pool itself; its methods block."""
+        """The synchronous pool; its methods block."""
         if self._pool is None:
             raise BoxClosed("the pool is not made yet: `async with` it, or use `await AsyncSandboxPool.create()`")
         return self._pool
 
     def lease(self, *, ttl_s: float | None = None) -> Opening[AsyncSandbox]:
-        """A box of one's own, until it is closed or ttl_s is over; to be awaited, or entered by `async with`.
-        QueueTimeout when none is free in clocks.queue_s."""
+        """Lease a box until it is closed or ttl_s is over; use `await` or `async with`. Raises QueueTimeout if none is
+        free within clocks.queue_s."""
 
         async def lease() -> AsyncSandbox:
             return AsyncSandbox.of(await _made(_close, functools.partial(self.sync.lease, ttl_s=ttl_s)))
@@ -546,7 +546,7 @@ class AsyncSandboxPool:
         stdin: Sequence[bytes] | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> list[Result]:
-        """Runs Python programs, results in input order; `progress(done, total)` is called in the loop's thread."""
+        """Run Python programs. Results are in input order; `progress(done, total)` is called in the loop's thread."""
         loop = asyncio.get_running_loop()
         given_up = threading.Event()
 
@@ -565,6 +565,6 @@ class AsyncSandboxPool:
             raise
 
     async def check_deterministic(self, program: str, *, runs: int = 3, limits: Limits | None = None) -> Determinism:
-        """Runs a program in several interpreters with hash seeds and memory layouts of their own, and compares."""
+        """Run a program in several interpreters with different hash seeds and memory layouts, and compare."""
         job = _threads("calls").submit(self.sync.check_deterministic, program, runs=runs, limits=limits)
         return await asyncio.wrap_future(job)

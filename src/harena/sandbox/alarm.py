@@ -1,4 +1,4 @@
-"""One daemon thread that calls functions at given times: the idle and lifetime clocks of boxes, the TTL of leases."""
+"""Timer thread that calls functions at given times: idle and lifetime clocks of boxes, TTLs of leases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Alarm:
         os.register_at_fork(after_in_child=self._forget)
 
     def at(self, when: float, action: Callable[[], float | None]) -> None:
-        """Calls `action` at that monotonic time; when it returns another time, again then."""
+        """Call `action` at that monotonic time. If it returns another time, call it again then."""
         with self._changed:
             heapq.heappush(self._heap, (when, next(self._order), action))
             if self._thread is None:

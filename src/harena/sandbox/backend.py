@@ -1,7 +1,7 @@
-"""What a backend must do, in verbs, and where backends are found by name.
+"""Interface of backends, and their lookup by name.
 
-Whoever makes boxes implements `Backend` and `Box`; nothing above imports one. A verb that a backend does not have is
-named by its `Capabilities` and raises `Unsupported`. `harena.testing` has the tests that every backend must pass.
+A backend implements `Backend` and `Box`; nothing above this layer imports it. `Capabilities` says which verbs a backend
+lacks; these raise `Unsupported`. `harena.testing` has the tests that every backend must pass.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ BACKENDS = {
     "relay": "harena.backends.relay:RelayBackend",
 }
 ENTRY_POINTS = "harena.backends"
-"""The group in which an installed distribution names backends of its own."""
+"""Entry point group in which installed packages register backends."""
 MAX_PACKET = 400_000
-"""Bytes of one packet of a conversation."""
+"""Maximum size of a packet in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend found it can enforce on this host, and by what."""
+    """What a backend can enforce on this host, and by which means."""
 
     launcher: str
     memory: str
     processes: str
     landlock: int
-    """The kernel's Landlock ABI; 0: none."""
+    """The kernel's Landlock ABI; 0 if there is none."""
     counts_memory: bool = False
-    """The kernel counts all memory of an execution; else it is watched."""
+    """True if the kernel counts all memory of an execution; otherwise memory is sampled."""
     forks: bool = False
-    """Live boxes can be forked."""
+    """True if live boxes can be forked."""
     notes: tuple[str, ...] = ()
 
 
 class Stop:
-    """Ends one execution from another thread, and nothing else in the box; a `run` ends with its interpreter."""
+    """End one execution from another thread, and nothing else in the box. A `run` ends with its interpreter."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class Stop:
 
     @contextlib.contextmanager
     def ends(self, end: Callable[[], object]) -> Generator[None]:
-        """For what has begun, or is about to: `end` is called at once where the stop came before."""
+        """Register how to end the execution. `end` is called at once if the stop came first."""
         with self._lock:
             self._end = end
             if self.requested:
@@ -74,7 +74,7 @@ class Stop:
 
 
 class Box(Protocol):
-    """One isolated place. A box that is dropped without being closed ends all the same."""
+    """One box. A box that is dropped without being closed ends as well."""
 
     id: str
 
@@ -88,7 +88,7 @@ class Box(Protocol):
         limits: Limits,
         stop: Stop | None,
     ) -> Result:
-        """Runs a command to its end. `env` comes on top of what the box has."""
+        """Run a command to its end. `env` is added to the box's environment."""
         ...
 
     def start(
@@ -102,11 +102,11 @@ class Box(Protocol):
         rows: int,
         cols: int,
     ) -> Process:
-        """Starts a command and returns when it runs."""
+        """Start a command and return when it runs."""
         ...
 
     def run(self, source: str, *, limits: Limits, stop: Stop | None) -> Result:
-        """Runs source in the box's one persistent interpreter, which starts with the first run."""
+        """Run source in the box's single persistent interpreter, which starts with the first run."""
         ...
 
     def call(
@@ -119,41 +119,42 @@ class Box(Protocol):
         limits: Limits,
         stop: Stop | None,
     ) -> Result:
-        """Calls a function that source defines, in a process of its own on the box's files."""
+        """Call a function that source defines, in a new process on the box's files."""
         ...
 
     def programs(self) -> Programs:
-        """A way to run many programs side by side, each on empty files. Whoever has it uses the box alone."""
+        """Run many programs in parallel, each on empty files. Meanwhile the box can be used for nothing else."""
         ...
 
     def converse(self, source: str, *, limits: Limits) -> Conversation:
-        """Starts source in a process of its own, on empty files, that exchanges packets with the host."""
+        """Start source in a new process, on empty files, that exchanges packets with the host."""
         ...
 
     def ask_files(self, message: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        """Has the box's file server do something with the guest's own rights. `harena.sandbox.files` has the messages,
-        and believes no answer."""
+        """Send a message to the box's file server, which has the guest's own rights. `harena.sandbox.files` defines the
+        messages and does not trust the answers."""
         ...
 
     def fork(self, count: int) -> Sequence[Forked]:
-        """Boxes that go on from here, with the interpreter's memory and the files: all of them, or an error."""
+        """Create boxes that continue from here, with the interpreter's memory and the files: all of them, or an
+        error."""
         ...
 
     def ping(self) -> None:
-        """BoxLost when the box does not answer."""
+        """Raise BoxLost if the box does not answer."""
         ...
 
     def warm_up(self) -> None:
-        """Does now what the first use of Python would have to wait for."""
+        """Start Python now, so that its first use does not have to wait."""
         ...
 
     @property
     def alive(self) -> bool:
-        """False once the box has hung up. Does not ask the box."""
+        """False once the box is disconnected. Sends nothing to the box."""
         ...
 
     def close(self) -> None:
-        """Ends everything in the box and returns when nothing of it is left. Forks of it live on. Idempotent."""
+        """End everything in the box and return when nothing of it is left. Its forks continue to run. Idempotent."""
         ...
 
 
@@ -161,120 +162,124 @@ class Box(Protocol):
 class Forked:
     box: Box
     left_behind: int
-    """Processes of the parent that it did not take along."""
+    """Number of the parent's processes that the fork does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Programs that run in one process: one, or a group that shares it."""
+    """Programs that run in one process: a single one, or a group that shares it."""
 
     sources: Sequence[str]
     stdin: bytes = b""
-    """Of a program alone."""
+    """Input of a single program."""
     grouped: bool = False
     limits: Limits
     more: int = 1
-    """How many tasks are likely to follow: processes may be made ready for them."""
+    """How many tasks are likely to follow, so that processes can be prepared for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDone:
     key: int
     results: Sequence[Result]
-    """Of the first sources, in order; those behind them have not run."""
+    """Results of the first sources, in order; the others have not run."""
     failure: str = ""
-    """Why the platform could not run the task, where there are no results."""
+    """Why the platform could not run the task, if there are no results."""
 
 
 class Programs(Protocol):
-    """Tasks of a box. Errors end it: OSError or WireError, and the box with it."""
+    """Runs tasks in a box. An error (OSError or WireError) ends it together with the box."""
 
     def fileno(self) -> int:
         """Becomes readable when there is something to collect, and writable when there is room to flush."""
         ...
 
     def give(self, key: int, task: Task) -> None:
-        """Starts a task, or keeps what does not go out yet: see `flush`. Does not block."""
+        """Start a task, or keep the part that cannot be sent yet (see `flush`). Does not block."""
         ...
 
     def flush(self) -> bool:
-        """Sends what could not be sent before; True when nothing is left."""
+        """Send what could not be sent before. Returns True if nothing is left."""
         ...
 
     def collect(self) -> Sequence[TaskDone]:
-        """What has ended since. Blocks when there is nothing to read."""
+        """Return the tasks that have ended since. Blocks if there is nothing to read."""
         ...
 
 
 class Conversation(Protocol):
-    """A process that exchanges packets with the host, which times and stops it. What it says is the guest's word."""
+    """A process that exchanges packets with the host, which times and stops it. Its packets are untrusted."""
 
     def met(self) -> Conversation:
-        """Itself, once the process is there. Everything below comes after that."""
+        """Wait until the process exists, and return the conversation. Call this before the methods below."""
         ...
 
     def send(self, packet: bytes) -> None:
-        """Of at most MAX_PACKET bytes. One that reads nothing makes us wait for two seconds at most; OSError then, and
-        when it is gone."""
+        """Send a packet of at most MAX_PACKET bytes. Raises OSError if the process is gone, or does not read for two
+        seconds."""
         ...
 
     def receive_soon(self) -> bytes | None:
-        """A packet that comes within about a millisecond; None when none does, b"" when it has hung up."""
+        """Return a packet that comes within about a millisecond; None if none does, b"" if the process disconnected."""
         ...
 
     def receive(self, wait_s: float) -> bytes | None:
-        """The next packet, b"" when it has hung up. None when the time is over, or when it has printed something."""
+        """Return the next packet, or b"" if the process disconnected. None if the time is over or if it printed
+        something."""
         ...
 
     def become_stream(self, packet: bytes) -> None:
-        """Sends a packet with a stream for the process, which carries all that is sent and received from now on."""
+        """Send a packet with a stream for the process, which carries everything that is sent and received from now
+        on."""
         ...
 
     def read_log(self) -> bytes:
-        """Some of what it has printed, both streams; b"" when there is nothing more yet. Left unread, it makes the
-        process wait."""
+        """Return some of the printed output, both streams; b"" if there is no more yet. If nobody reads it, the process
+        has to wait."""
         ...
 
     def cpu_ns(self) -> int:
-        """Of all its threads, exactly; 0 once it has ended."""
+        """Exact CPU time of all its threads; 0 once it has ended."""
         ...
 
     def others_cpu_ns(self) -> int:
-        """Of the processes it has started, those that have ended and were waited for included (by the tick)."""
+        """CPU time of the processes it has started, including ended ones that were waited for (accurate to the
+        tick)."""
         ...
 
     def freeze(self) -> None:
-        """It and all that it has started stand still."""
+        """Pause the process and everything it has started."""
         ...
 
     def thaw(self) -> None: ...
 
     def pin(self, cpus: set[int]) -> None:
-        """It stays on these processors; it cannot undo that, nor can what it starts later."""
+        """Bind it to these processors. Neither it nor processes it starts later can undo this."""
         ...
 
     def end(self, patience_s: float = 0.0) -> Result:
-        """Ends it if it has not ended by itself within `patience_s`; how it ended, as the box saw it."""
+        """End the process if it has not ended by itself within `patience_s`. Returns how it ended, as seen by the
+        box."""
         ...
 
     def drop(self) -> None:
-        """Ends it without waiting for that: nobody asks how it went. Idempotent, also after `end`."""
+        """End the process without waiting for the result. Idempotent, also after `end`."""
         ...
 
 
 class Backend(Protocol):
     def capabilities(self) -> Capabilities:
-        """Raises IsolationUnavailable when no box can be made here."""
+        """Raise IsolationUnavailable if no box can be created here."""
         ...
 
     def create(self, spec: Spec, *, limits: Limits, start_s: float) -> Box:
-        """`limits` are those of the box's interpreter in memory and processes."""
+        """Create a box. `limits` are the memory and process limits of its interpreter."""
         ...
 
 
 @functools.cache
 def load(name: str) -> Backend:
-    """The backend of that name; BackendUnavailable says what to install."""
+    """Return the backend of that name. Raises BackendUnavailable, which says what to install."""
     place = BACKENDS.get(name)
     if place is None:
         others = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}

@@ -1,5 +1,5 @@
-"""Measures the sandbox on this machine: `harena bench sandbox`. Real boxes, medians, nothing warmed that a user would
-not have warm. benchmarks/run.py puts the peers beside it."""
+"""Benchmark of the sandbox on this machine: `harena bench sandbox`. It uses real boxes, reports medians, and warms up
+only what a user would have warm. benchmarks/run.py compares the results with other tools."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Row:
     unit: str
     must: float | None
     aim: float | None
-    """None: measured for the record, nothing to reach."""
+    """Target value; None if there is no target."""
     more_is_better: bool = False
 
     def reached(self) -> str:
@@ -39,7 +39,7 @@ class Row:
 
 
 def median(action: Callable[[], object], times: int, pause_s: float = 0.0) -> float:
-    """Seconds; the pause lets the box make its next forks ahead, as it does between a user's calls."""
+    """Median in seconds. The pause lets the box prepare its next forks, as it does between a user's calls."""
     taken: list[float] = []
     for _ in range(times):
         started = time.perf_counter()
@@ -51,7 +51,7 @@ def median(action: Callable[[], object], times: int, pause_s: float = 0.0) -> fl
 
 
 def program(number: int) -> str:
-    """Small programs of the kind that reward functions run: a function, a loop, a sorted result, its repr."""
+    """A small program like those that reward functions run: a function, a loop, a sorted result, its repr."""
     return (
         "def f(items, factor):\n"
         "    seen = {}\n"
@@ -110,7 +110,7 @@ def cold(quick: bool) -> list[Row]:
 
 
 def bare_python(times: int) -> float:
-    """Seconds for the interpreter that boxes use, with nothing around it: what the cold box is compared with."""
+    """Seconds for the interpreter that boxes use, without a box, as the baseline for a cold box."""
     executable = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     argv = [str(executable), "-c", "print(1)"]
     env = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -152,7 +152,7 @@ def pools(quick: bool) -> list[Row]:
 
 
 def rate(pool: SandboxPool, programs: list[str], group: int | None) -> float:
-    """Programs per second, the better of two rounds: the first may still wait for its boxes."""
+    """Programs per second, the better of two rounds, because the first may still wait for boxes."""
     best = 0.0
     for _ in range(2):
         started = time.perf_counter()
@@ -176,7 +176,7 @@ def forks(quick: bool) -> list[Row]:
 
 
 def private_mib(pid: int) -> float:
-    """Memory that would come back if this process ended."""
+    """Memory that would be freed if this process ended."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_")) / 1024
 
@@ -200,7 +200,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory(quick: bool) -> list[Row]:
-    """What one of many boxes adds: the pages it shares with the others are not its own."""
+    """Memory that one of many boxes adds, without the pages that boxes share."""
     before = set(children(os.getpid()))
     with Sandbox(limits=SMALL) as one, Sandbox(limits=SMALL) as other:
         one.warm_up()
@@ -221,7 +221,7 @@ def memory(quick: bool) -> list[Row]:
 
 
 def many(quick: bool) -> list[Row]:
-    """Live warm boxes at once, as many as the aim asks for or as memory allows."""
+    """Number of live warm boxes at once, up to the target or as many as memory allows."""
     boxes: list[Sandbox] = []
     wanted = int(os.environ.get("HARENA_BENCH_BOXES", "60" if quick else "1000"))
     try:

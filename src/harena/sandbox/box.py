@@ -1,7 +1,7 @@
-"""A box as its user sees it: run commands and Python in it, move files, take snapshots, fork it, close it.
+"""Sandbox: run commands and Python in a box, move files, take snapshots, fork and close it.
 
-Guarantees: after `close` nothing of the box is left; what a guest does is a value, what the platform fails at is an
-exception. Does not isolate: backends do. Any method may be called from any thread; runs of the interpreter take turns.
+Guarantees: after `close` nothing of the box is left; guest failures are values, platform failures are exceptions. The
+isolation itself is done by backends. Any method may be called from any thread; runs of the interpreter take turns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def _touches(method: Callable[Concatenate[Sandbox, P], T]) -> Callable[Concatenate[Sandbox, P], T]:
-    """Refuses on a closed box, and keeps the idle clock from running while the call does."""
+    """Refuse calls on a closed box, and pause the idle clock during a call."""
 
     @functools.wraps(method)
     def wrapped(self: Sandbox, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -64,7 +64,7 @@ class Sandbox:
         self.lineage: tuple[str, ...] = () if parent is None else (*parent.lineage, parent.id)
         """The ids of the boxes this one was forked from, the oldest first."""
         self.left_behind = 0
-        """Processes of the parent that a fork did not take along."""
+        """Number of the parent's processes that a fork does not have."""
         self.on_close: Callable[[], object] | None = None
         self._box = box
         self._files = Files(box.ask_files)
@@ -88,8 +88,8 @@ class Sandbox:
         limits: Limits | None = None,
         stop: Stop | None = None,
     ) -> Result:
-        """Runs a command to its end. What it left running ends with it; `start` is for what should stay. With `stop`
-        another thread can end it; so for `run` and `call`."""
+        """Run a command to its end. Processes that it left running end with it; use `start` to keep them. With `stop`,
+        another thread can end it; the same holds for `run` and `call`."""
         _check_command(argv, env, cwd)
         limits = limits or self.limits
         return self._box.exec(argv, stdin=stdin, env=env or {}, cwd=cwd or "", limits=limits, stop=stop)
@@ -106,7 +106,7 @@ class Sandbox:
         rows: int = 24,
         cols: int = 80,
     ) -> Process:
-        """Starts a command and returns at once. With `pty` it has a terminal, and stderr comes with stdout."""
+        """Start a command and return at once. With `pty` it has a terminal, and stderr is part of stdout."""
         _check_command(argv, env, cwd)
         limits = limits or self.limits
         return self._box.start(argv, env=env or {}, cwd=cwd or "", limits=limits, pty=pty, rows=rows, cols=cols)
@@ -115,8 +115,8 @@ class Sandbox:
 
     @_touches
     def run(self, source: str, *, limits: Limits | None = None, stop: Stop | None = None) -> Result:
-        """Runs source in the box's persistent interpreter, which keeps its variables until it ends. Time and output
-        are limited per run; memory and processes are those of the box's limits, set when the interpreter starts."""
+        """Run source in the box's persistent interpreter, which keeps its variables until it ends. Time and output are
+        limited per run; memory and processes are limited by the box's limits, set when the interpreter starts."""
         return self._box.run(source, limits=limits or self.limits, stop=stop)
 
     @_touches
@@ -130,30 +130,31 @@ class Sandbox:
         limits: Limits | None = None,
         stop: Stop | None = None,
     ) -> Result:
-        """Calls a function that source defines, in a process of its own, with JSON arguments; `value` is its answer."""
+        """Call a function that source defines, in a new process, with JSON arguments. `value` is its result."""
         if not name.isidentifier():
             raise SpecError(f"call {name!r}: not the name of a function")
         return self._box.call(source, name, args, kwargs or {}, limits=limits or self.limits, stop=stop)
 
     @_touches
     def programs(self) -> Programs:
-        """For the pool, which runs many programs side by side and uses the box for nothing else meanwhile."""
+        """Run many programs in parallel, for the pool. Meanwhile the box can be used for nothing else."""
         return self._box.programs()
 
     @_touches
     def converse(self, source: str, *, limits: Limits | None = None) -> Conversation:
-        """Runs source in a process of its own, on empty files of its own, that exchanges packets with the caller:
-        over descriptor 5 in there, by `send` and `receive` out here. The clocks of `limits` are left to the caller, and
-        so is the end: `Conversation.end`. Returns before the process is there: `Conversation.met` waits for it."""
+        """Run source in a new process, on its own empty files, that exchanges packets with the caller: over descriptor
+        5 in the box, with `send` and `receive` outside. The caller must enforce the clocks of `limits` and end the
+        process with `Conversation.end`. Returns before the process exists: `Conversation.met` waits for it."""
         return self._box.converse(source, limits=limits or self.limits)
 
     # ---- forks ----
 
     @_touches
     def fork(self, count: int = 1) -> list[Sandbox]:
-        """Boxes that go on from here: the interpreter's memory and the files of the workspace and /tmp go along, copy
-        on write and copied. Other processes stay behind (`left_behind` of a fork says how many), and so do threads.
-        A file that the interpreter holds open is shared with its forks, as after any fork. Forks outlive this box."""
+        """Create boxes that continue from here. They have the interpreter's memory (copy on write) and copies of the
+        files of the workspace and /tmp. Other processes and threads are not copied (`left_behind` of a fork is the
+        number of such processes). Files that the interpreter holds open are shared with its forks, as after any fork.
+        Forks outlive this box."""
         if not 1 <= count <= MAX_FORKS:
             raise SpecError(f"fork({count}): from 1 to {MAX_FORKS} at once")
         return [self._adopt(forked) for forked in self._box.fork(count)]
@@ -169,12 +170,12 @@ class Sandbox:
 
     @_touches
     def read(self, path: str, max_bytes: int = 16 * MB) -> bytes:
-        """A file's contents; BoxFileTooLarge when there is more than the cap."""
+        """Return the contents of a file. Raises BoxFileTooLarge if there is more than the cap."""
         return self._files.read(path, max_bytes)
 
     @_touches
     def write(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
-        """Replaces a file in one step; its folders are made."""
+        """Replace a file in one step. Missing folders are created."""
         self._files.write(path, data.encode() if isinstance(data, str) else data, mode)
 
     @_touches
@@ -183,27 +184,27 @@ class Sandbox:
 
     @_touches
     def sha256(self, path: str) -> str:
-        """The digest of a file, computed in the box."""
+        """Return the digest of a file, computed in the box."""
         return self._files.sha256(path)
 
     @_touches
     def remove(self, path: str) -> None:
-        """A file, or a folder with all it holds."""
+        """Remove a file, or a folder with everything in it."""
         self._files.remove(path)
 
     @_touches
     def upload(self, source: str | os.PathLike[str], path: str = ".") -> int:
-        """Copies a folder of the host into the box; returns the number of entries."""
+        """Copy a folder of the host into the box. Returns the number of entries."""
         return self._files.upload(Path(source), path)
 
     @_touches
     def download(self, path: str, target: str | os.PathLike[str], *, max_bytes: int = 256 * MB) -> int:
-        """Copies a folder of the box to the host; returns the number of entries."""
+        """Copy a folder of the box to the host. Returns the number of entries."""
         return self._files.download(path, Path(target), max_bytes)
 
     @_touches
     def snapshot(self) -> Snapshot:
-        """The workspace as it is now. What the interpreter holds in memory is not part of it: `fork` takes that."""
+        """Save the current workspace. The interpreter's memory is not part of it; `fork` copies that."""
         return self._files.snapshot(self.spec.workspace_mb * MB)
 
     @_touches
@@ -214,17 +215,17 @@ class Sandbox:
 
     @_touches
     def ping(self) -> None:
-        """Asks the box for an answer; BoxLost when there is none."""
+        """Check that the box answers. Raises BoxLost if it does not."""
         self._box.ping()
 
     def warm_up(self) -> None:
-        """Does now what the first use of Python or files would have to wait for."""
+        """Start Python and the file server now, so that their first use does not have to wait."""
         owner.check(self._owner, f"box {self.id}")
         self._box.warm_up()
 
     @property
     def alive(self) -> bool:
-        """False once the box is closed or has hung up."""
+        """False once the box is closed or disconnected."""
         return self._closed is None and self._box.alive
 
     @property
@@ -232,7 +233,8 @@ class Sandbox:
         return self._closed is not None
 
     def close(self, reason: str = "it was closed") -> None:
-        """Ends everything in the box. Forks of it live on. Idempotent. Does nothing in a forked child of its owner."""
+        """End everything in the box. Its forks continue to run. Idempotent. Does nothing in a forked child of the
+        owner."""
         if os.getpid() != self._owner:
             self._closed = self._closed or reason
             return
@@ -293,7 +295,7 @@ def _close_for(this: weakref.ref[Sandbox], reason: str) -> None:
 
 
 def _close_when_idle(this: weakref.ref[Sandbox], idle_s: float) -> float | None:
-    """Closes the box, or says when to look again."""
+    """Close the box, or return when to check again."""
     box = this()
     if box is None or box.closed:
         return None

@@ -1,8 +1,9 @@
-"""Starts a real box and a real pool and attacks them. A probe is held when it ran, was denied, and the host's own
-targets, seen to be reachable before, were not touched. A probe that could not run is not held.
+"""Self-test of the isolation: starts a real box and a real pool and attacks them. A probe held if it ran, was denied,
+and did not reach the host's targets, which were checked to be reachable before. A probe that could not run did not
+hold.
 
-What is tried is data, in probes.py. Nothing here leaves this machine: the network's targets are listeners of the
-doctor itself, on the loopback.
+The attacks are data, in probes.py. Nothing here leaves this machine: the network targets are listeners of the doctor
+itself, on loopback.
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ SPEC = Spec(workspace_mb=16)
 HOST_NAMES = {"tcp": "TCP listener", "udp": "UDP listener", "abstract": "abstract sockets", "path": "unix socket"}
 NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 BUDGET_S = 60
-"""Where a box hangs, every probe would wait for its wall clock; the rest is not run, and so not held."""
+"""If a box hangs, every probe would wait for its wall clock. After this time the rest is not run and counts as
+failed."""
 DETAIL = 300
-"""Characters of a probe's words that are kept: the guest wrote some of them."""
+"""Maximum length of a probe's message, part of which the guest writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +74,13 @@ class ProbeResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     ok: bool
-    """Every probe was held."""
+    """True if every probe held."""
     enforcement: dict[str, str]
     """What enforces the isolation on this host."""
     notes: tuple[str, ...] = ()
     probes: tuple[ProbeResult, ...] = ()
     missing: str | None = None
-    """What this host cannot enforce; no box can be made."""
+    """What this host cannot enforce, if no box can be created."""
     fix: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +95,7 @@ class Report:
 
 
 def run_doctor(backend: str = "local", *, progress: Callable[[int, int], object] | None = None) -> Report:
-    """Takes a few seconds. Raises nothing about the host's isolation: the report says what is missing."""
+    """Run all probes, which takes a few seconds. Missing isolation is reported, not raised."""
     enforcement = {"backend": backend, "kernel": os.uname().release, "user": _user()}
     notes: tuple[str, ...] = ()
     try:
@@ -137,13 +139,13 @@ def _group(result: ProbeResult) -> str:
 
 
 class Host:
-    """What an attacker would like to reach, each of it real, and whether it was reached."""
+    """Real targets on the host that an attacker would like to reach, and whether they were reached."""
 
     def __init__(self) -> None:
         self.mark = f"doctor{os.urandom(6).hex()}"
         self._stack = contextlib.ExitStack()
         self.unreachable: dict[str, str] = {}
-        """Targets that the host itself cannot reach, and why: what aims at them proves nothing."""
+        """Targets that the host itself cannot reach, with the reason. Probes that aim at them prove nothing."""
 
     def __enter__(self) -> Host:
         try:
@@ -233,7 +235,7 @@ class Host:
         return "" if self.heard(name) else f"the host's own {HOST_NAMES[name]} heard nothing from the host"
 
     def heard(self, name: str | None = None) -> list[str]:
-        """Which listeners were reached since the last look."""
+        """Names of the listeners that were reached since the last call."""
         found: list[str] = []
         for key, sockets in self._sockets().items():
             for sock in sockets if name in {None, key} else ():
@@ -268,7 +270,7 @@ class Host:
         return f"the host's {HOST_NAMES[name]} heard the box" if name in self.heard(name) else ""
 
     def reviewed(self, result: ProbeResult) -> ProbeResult:
-        """The probe's word, checked against what it aimed at."""
+        """Check the result that a probe reports against its target."""
         name = next((probe.target for probe in PROBES if probe.name == result.name), "")
         if not name:
             return result
@@ -322,7 +324,7 @@ class Ring:
         return f"{TOOLS}\nT = {self._target | {'way': way}!r}\n{source}"
 
     def _box(self, tight: bool = False) -> Sandbox:
-        """The interpreter of a box has the limits of the box: there is one for bombs."""
+        """Create a box. The interpreter has the limits of its box, so there is a separate box for bombs."""
         box = self._boxes.get(tight)
         if box is None or not box.alive:
             box = self._boxes[tight] = Sandbox(SPEC, backend=self._backend, limits=_limits(tight, 5))
@@ -388,7 +390,7 @@ class Ring:
         return True, f"{tried} attempts in vain by {_listed(ways)}{_in_brackets(sorted(errors))}"
 
     def _enter_all(self, probe: Probe) -> list[Result]:
-        """Side by side, as the ways do not touch each other; but bombs one by one."""
+        """Run probes in parallel, since the ways into a box do not affect each other, but bombs one by one."""
 
         def enter(way: str) -> Result:
             source = self._source(way, f"{probe.source}\nfinish()\n")
@@ -403,7 +405,7 @@ class Ring:
         return list(self._threads.map(enter, ways))
 
     def _symlinks(self) -> tuple[bool, str]:
-        """The owner of the box follows links that the guest made."""
+        """Check that file operations of the host do not follow links that the guest made."""
         box, host = self._box(), self._host
         secret, folder = host.secrets[0], host.folder
         links = {"inner": "doctor-note", "out": str(secret), "folder": str(folder), "proc": f"/proc/self/root{secret}"}
@@ -434,7 +436,7 @@ class Ring:
         return True, f"{refused + 1} attempts in vain by read, write and download"
 
     def _box_channel(self) -> tuple[bool, str]:
-        """Whoever holds the box's own line to the host can forge the verdicts of others."""
+        """Check that a guest cannot get the box's channel to the host, with which it could forge verdicts of others."""
         with Sandbox(SPEC, backend=self._backend, limits=_limits(False, 5)) as box:
             with contextlib.suppress(HarenaError):
                 box.run(JUNK)
@@ -445,7 +447,7 @@ class Ring:
         return result.value == 42, "junk on every descriptor of the interpreter does not reach the box's own line"
 
     def _init(self) -> tuple[bool, str]:
-        """The init of a box is our own code, and yet has no rights: seen from the host, as no guest could tell."""
+        """Check from the host that the init of a box has no rights, although it is our own code."""
         self._box()
         inits = [pid for pid in _descendants(os.getpid()) if _status(pid, "NSpid").split()[1:] == ["1"]]
         if not inits:
@@ -470,7 +472,7 @@ class Ring:
         return True, f"apart from the host in {len(NAMESPACES)} namespaces, without rights, variables and files of it"
 
     def _left_behind(self) -> tuple[bool, str]:
-        """Nothing that an execution started outlives its result."""
+        """Check that nothing an execution started outlives its result."""
         for way in (EXEC, MAP):
             result = self._enter(way, self._source(way, LEAVE_BEHIND), wall_s=2)
             if result.stdout != b"left\n" or not result.ok:
@@ -482,7 +484,7 @@ class Ring:
         return True, "what a guest left running has ended with it"
 
     def _meeting(self) -> tuple[bool, str]:
-        """Two programs in the same box at the same time."""
+        """Run two programs in the same box at the same time."""
         sources = [self._source(MAP, MEET), self._source(MAP, f"{VISIT}\nfinish()\n")]
         server, visitor = self._pool.map(sources, limits=_limits(False, 5))
         spaces = {result.stdout.split(b"\n")[0] for result in (server, visitor)}  # of System V and POSIX queues
@@ -491,7 +493,7 @@ class Ring:
         return held, "programs side by side do not meet" if held else f"{_said(server)}; {_said(visitor)}"
 
     def _forked(self) -> tuple[bool, str]:
-        """A fork of a live box has files, processes and sockets of its own."""
+        """Check that a fork of a live box has its own files, processes and sockets."""
         with Sandbox(SPEC, backend=self._backend, limits=_limits(False, 5)) as box:
             left = box.run(self._source(RUN, LEFT_FOR_FORK))
             if _last(left.stdout) != "left":
@@ -566,5 +568,5 @@ def _in_brackets(words: Sequence[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """On one line and without control characters: the guest chose some of it, and it goes to a terminal."""
+    """Text on one line without control characters, because guests write part of it and it goes to a terminal."""
     return safe(text[:DETAIL]).strip()

@@ -1,8 +1,8 @@
 """Files of a box, read and written by a server inside it with the guest's own rights, and snapshots of them.
 
-A snapshot is plain data on the host: what each path was, and the contents by digest. Taking one reads the metadata of
-everything and the contents of what changed since the last; restoring sends only what differs. What is larger than one
-message goes in pieces, and holes of sparse files are neither sent nor filled.
+A snapshot is plain data on the host: the metadata of each path, and contents by digest. Taking one reads all metadata
+and the contents of files that changed since the last one; restoring sends only differences. Data larger than one
+message is sent in pieces, and holes of sparse files are neither sent nor filled.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from harena.errors import BoxFileError, SpecError, WireError, file_error
 from harena.sandbox.spec import MB, WORKSPACE, FileInfo, workspace_path
 
 MAX_FILE = 1 << 36
-"""More than any host has memory for: a larger `max_bytes` is a mistake."""
+"""Upper bound of `max_bytes`, more than the memory of any host."""
 MAX_ENTRIES = 200_000
 MAX_DEPTH = 200
-"""Depth of folders to upload: each level holds a descriptor while it is read."""
+"""Maximum depth of folders to upload: each level holds a descriptor while it is read."""
 BATCH = 16 * MB
-"""What one message carries of contents; a larger file is sent in pieces of this size."""
+"""Bytes of contents in one message; a larger file is sent in pieces of this size."""
 MAX_FETCH = 32 * MB
 TRIES = 3
 RACY_NS = 50_000_000
@@ -46,12 +46,12 @@ class Entry:
     digest: str | None
     """SHA-256 of a file's contents, holes left out."""
     ranges: Ranges | None = None
-    """Where a file with holes has data; None for a file without holes."""
+    """Ranges with data of a sparse file; None for a file without holes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Snapshot:
-    """The workspace at one moment. Holds for any box, also after the one it was taken from is closed."""
+    """The workspace at one moment. It can be restored into any box, also after its own box is closed."""
 
     entries: Mapping[str, Entry]
     blobs: Mapping[str, bytes]
@@ -87,7 +87,7 @@ class Known(NamedTuple):
 
 
 class Room:
-    """How many bytes a call may still bring to the host."""
+    """Number of bytes that a call may still transfer to the host."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = self.left = max_bytes
@@ -99,11 +99,11 @@ class Room:
 
 
 Ask = Callable[[Mapping[str, Any], bytes], tuple[dict[str, Any], bytes]]
-"""Sends a message and bytes to the file server of a box and returns its answer, of which nothing is believed."""
+"""Sends a message and bytes to the file server of a box and returns its untrusted answer."""
 
 
 class Files:
-    """The host's side of the file server."""
+    """Host side of the file server."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -140,8 +140,8 @@ class Files:
     # ---- folders ----
 
     def upload(self, source: Path, path: str) -> int:
-        """Copies a folder of the host into the box: files, folders, links and modes. Returns the number of entries.
-        Goes down step by step and follows no link: a guest may be at work in the folder, and may swap what is there."""
+        """Copy a folder of the host into the box: files, folders, links and modes. Returns the number of entries.
+        Opens paths step by step and follows no link, because a guest may change the folder at the same time."""
         changes = Changes(workspace_path(path))
         try:
             folder = os.open(source, FOLDER)
@@ -193,7 +193,7 @@ class Files:
         pieces: Iterator[tuple[int, bytes]],
         size: int | None = None,
     ) -> None:
-        """A file from pieces, with holes between them; `size` where one may end in a hole."""
+        """Write a file from pieces with holes between them; `size` is needed if it may end in a hole."""
         offset, data = next(pieces, (0, b""))
         following = next(pieces, None)
         if following is None and offset == 0 and size in (None, len(data)):
@@ -209,7 +209,7 @@ class Files:
         return changes.whole(where, mode, mtime_ns, token, end if size is None else size)
 
     def download(self, path: str, target: Path, max_bytes: int) -> int:
-        """Copies a folder of the box to the host. Links are made as links and never followed; a name or a target that
+        """Copy a folder of the box to the host. Links are created as links and never followed. A name or a target that
         leads out of the folder is refused before anything is written."""
         top = workspace_path(path)
         found, _ = self._scan(top, True, MAX_ENTRIES)
@@ -273,7 +273,7 @@ class Files:
             return Snapshot(entries=entries, blobs=self._blobs)
 
     def restore(self, snapshot: Snapshot, max_bytes: int) -> None:
-        """Makes the workspace what it was: what came later is removed, what went is back."""
+        """Restore the workspace: remove what was added later and bring back what was removed."""
         now = self.snapshot(max_bytes)
         changes = Changes(WORKSPACE)
         for path, entry in now.entries.items():
@@ -303,7 +303,7 @@ class Files:
         self._apply(changes)
 
     others: tuple[str, ...] = ()
-    """Sockets, pipes and the like, found by the last scan: not kept, and removed by a restore."""
+    """Sockets, pipes and other special files found by the last scan. They are not kept, and a restore removes them."""
 
     # ---- the wire ----
 
@@ -312,7 +312,7 @@ class Files:
         return known is not None and known[:3] == (seen.inode, seen.changed_ns, seen.info.size)
 
     def _read(self, where: str, room: Room, path: str, *, insist: bool = False) -> bytes:
-        """A whole file, in pieces; from its start again when another one takes its place meanwhile."""
+        """Read a whole file in pieces. Start again if it is replaced by another file meanwhile."""
         for _ in range(TRIES):
             parts: list[bytes] = []
             read, left, file = 0, room.left, None
@@ -332,7 +332,7 @@ class Files:
         raise file_error(errno.EBUSY, path, "was replaced again and again while it was read")
 
     def _read_ranges(self, where: str, ranges: list[tuple[int, int]], path: str, *, insist: bool) -> tuple[int, bytes]:
-        """What a file has there, and the number that tells it from another in its place."""
+        """Read ranges of a file, with a number that shows if another file took its place."""
         answer, data = self._call({"op": "read", "path": where, "ranges": ranges, "insist": insist}, path=path)
         number = answer.get("file")
         if not isinstance(number, int) or len(data) > sum(end - start for start, end in ranges):
@@ -340,7 +340,7 @@ class Files:
         return number, data
 
     def _with_holes(self, found: list[Seen], room: Room) -> Iterator[tuple[FileInfo, bytes, Ranges | None]]:
-        """The contents of files of the workspace, and where a file with holes has them."""
+        """Contents of files of the workspace, with the data ranges of sparse files."""
         dense = [seen.info for seen in found if not seen.has_holes]
         for info, data in self._contents(WORKSPACE, dense, room, insist=True):
             yield info, data, None
@@ -364,7 +364,8 @@ class Files:
         return b"".join(parts), ranges
 
     def _scan(self, top: str, recursive: bool, max_entries: int, *, insist: bool = False) -> tuple[list[Seen], int]:
-        """`insist`, here and below: what the guest shut to itself is opened for a moment, and seen all the same."""
+        """List the workspace. With `insist`, here and below, paths that the guest made unreadable are opened for a
+        moment."""
         request = {"op": "list", "path": top, "recursive": recursive, "max_entries": max_entries, "insist": insist}
         answer, _ = self._call(request, path=top)
         rows, now = answer.get("entries"), answer.get("now")
@@ -377,7 +378,7 @@ class Files:
     def _contents(
         self, top: str, infos: list[FileInfo], room: Room, *, insist: bool = False
     ) -> Iterator[tuple[FileInfo, bytes]]:
-        """The files' bytes, small ones fetched in batches. One that is gone by now is left out."""
+        """Contents of files; small ones are fetched in batches. Files that no longer exist are left out."""
         for info in infos:
             if info.size > BATCH:
                 with _unless_gone():
@@ -426,7 +427,7 @@ class Files:
 
 
 class Changes:
-    """What one `apply` will do, collected."""
+    """Collects the changes of one `apply`."""
 
     def __init__(self, top: str) -> None:
         self.top = top
@@ -453,7 +454,7 @@ class Changes:
         self.count += 1
 
     def part(self, path: str, token: int, offset: int, data: bytes) -> None:
-        """A piece of a file that `whole` will put in its place."""
+        """Add a piece of a file; `whole` completes the file."""
         self.makes.append([path, "part", 0, offset, token, len(data)])
         self.parts.append(data)
         self.size += len(data) + 100
@@ -466,13 +467,13 @@ class Changes:
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 SWAPPED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
-"""How opening a name fails that was something else a moment ago."""
+"""Errors of opening a name that was something else a moment ago."""
 GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
 
 
 @contextlib.contextmanager
 def _unless_gone() -> Generator[None]:
-    """Passes over a file of the box that is gone, or no longer one."""
+    """Ignore a file of the box that is gone or no longer a file."""
     try:
         yield
     except BoxFileError as error:
@@ -490,7 +491,7 @@ def _opened(name: str, flags: int, folder: int) -> Generator[int]:
 
 
 def _pieces(data: bytes, ranges: Ranges | None = None) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of what one message carries; at least one, but for a file that is all hole."""
+    """Offsets and bytes for one message each; at least one, unless the whole file is a hole."""
     at = 0
     for start, end in ((0, len(data)),) if ranges is None else ranges:
         for offset in range(start, max(end, start + 1), BATCH):
@@ -500,7 +501,7 @@ def _pieces(data: bytes, ranges: Ranges | None = None) -> Iterator[tuple[int, by
 
 
 def _read_pieces(file: int) -> Iterator[tuple[int, bytes]]:
-    """A file of the host. It may grow while it is read: what takes it in has an end."""
+    """Read a file of the host in pieces. It may grow meanwhile; the receiver limits the size."""
     offset = 0
     while True:
         parts, size = [b""], 0
@@ -515,7 +516,7 @@ def _read_pieces(file: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse_ranges(value: Any) -> Ranges:
-    """As a hostile box sent them."""
+    """Parse ranges from an untrusted box."""
     ranges: list[tuple[int, int]] = []
     last = 0
     for row in cast("list[Any]", value) if isinstance(value, list) else [None]:
@@ -529,7 +530,7 @@ def _parse_ranges(value: Any) -> Ranges:
 
 
 def _batches(ranges: Ranges) -> Iterator[list[tuple[int, int]]]:
-    """Ranges for one message each: cut where one is too large, together where they are small."""
+    """Group ranges into messages: large ones are split, small ones are combined."""
     batch: list[tuple[int, int]] = []
     size = 0
     for start, end in ranges:
@@ -554,7 +555,7 @@ def _same_contents(one: Entry, other: Entry) -> bool:
 
 
 def _seen(row: Any) -> Seen:
-    """One line of a listing, as a hostile box sent it."""
+    """Parse one line of a listing from an untrusted box."""
     match row:
         case [
             str(path),
@@ -603,7 +604,7 @@ def _usable_part(part: str) -> bool:
 
 
 def _check_tree(infos: list[FileInfo]) -> None:
-    """Each name once, each below a folder that was listed before it: then nothing can be in the way of anything."""
+    """Check that each name is unique and below a folder that was listed before it, so that entries cannot conflict."""
     kinds: dict[str, str] = {"": "dir"}
     for info in infos:
         parent = info.path.rpartition("/")[0]
@@ -613,7 +614,7 @@ def _check_tree(infos: list[FileInfo]) -> None:
 
 
 def _open_parent(root: int, path: str) -> tuple[int, str]:
-    """The folder that holds a path, opened step by step without following a link."""
+    """Open the folder that holds a path, step by step without following a link."""
     *folders, name = path.split("/")
     fd = os.dup(root)
     for folder in folders:

@@ -1,7 +1,7 @@
-"""Which process a box and its parts belong to.
+"""Ownership of boxes by processes.
 
-A forked child of the host has copies of its parent's descriptors. Were it to use them, its requests would mix with its
-parent's; were it to end them politely, its parent's box would end. So it closes its copies at once, and nothing more.
+A forked child of the host has copies of its parent's descriptors. If it used them, its requests would mix with its
+parent's; if it shut them down, its parent's box would end. So it closes its copies at once and does nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harena.errors import WrongProcess
 
 class Owned(Protocol):
     def abandon(self) -> None:
-        """Closes this process's copies of descriptors, and does nothing that the parent could notice."""
+        """Close this process's copies of descriptors, without any effect on the parent."""
         ...
 
 
@@ -24,13 +24,13 @@ _owned: weakref.WeakSet[Owned] = weakref.WeakSet()
 
 
 def register(one: Owned) -> int:
-    """Has it abandoned in every child that this process forks. Returns this process, for `check`."""
+    """Abandon the object in every child that this process forks. Returns the id of this process, for `check`."""
     _owned.add(one)
     return os.getpid()
 
 
 def check(owner: int, what: str) -> None:
-    """Comes before any lock is taken: a thread that the child does not have may have held it."""
+    """Raise WrongProcess in a forked child. Call it before taking a lock: a thread that the child lacks may hold it."""
     if os.getpid() != owner:
         raise WrongProcess(what)
 

@@ -1,12 +1,12 @@
 """Warm pool of boxes. Guarantees: never more than max_live boxes; a lease always ends; results in input order; one bad
-program never spoils another. Does not isolate: backends do.
+program never affects another. The isolation itself is done by backends.
 
-How much is fresh for each program of `map` is the caller's choice:
+The caller chooses what programs of `map` share:
 
-fresh      a process of its own, forked from the box's warm interpreter into pid, mount, ipc and user namespaces of its
-           own, on empty files. Nothing of it is there for the next one.
-group=n    n programs of one owner run one after the other in such a process. The host is as safe; the programs see what
-           the ones before them did to the interpreter, and can forge each other's results.
+fresh      each program has its own process, forked from the box's warm interpreter into its own pid, mount, ipc and
+           user namespaces, on empty files. Nothing of it is visible to the next one.
+group=n    n programs of one owner run one after the other in such a process. The host is equally safe, but programs see
+           what earlier ones did to the interpreter, and can forge each other's results.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import MB, Clocks, Limits, Result, Spec
 
 IN_FLIGHT = 3
-"""Programs that a worker runs side by side, so that one runs while another is set up or taken down."""
+"""Programs that a worker runs at once, so that one runs while another is set up or removed."""
 STRAGGLER_S = 0.05
-"""After this long a program no longer holds back the ones behind it."""
+"""After this time a program counts as slow and no longer holds back the ones behind it."""
 TRIES = 3
-"""How often a program is given to a box before the platform admits that it cannot run it."""
+"""How often a program is given to a box before the platform reports a failure."""
 MAX_GROUP_BYTES = 16 * MB
 MAX_GROUP_OUTPUT = 512 * MB
-"""What the programs of one group may print together, as their limits have it: groups are smaller where it is more."""
+"""Maximum total output of a group by the limits of its programs; groups are made smaller to stay below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Determinism:
     deterministic: bool
     digests: tuple[str, ...]
-    """Of verdict, exit code and output, one for each run."""
+    """Digests of verdict, exit code and output, one for each run."""
     results: tuple[Result, ...]
 
 
 @dataclass(slots=True)
 class _Share:
-    """Programs that go to a worker together: one, or a group."""
+    """Programs that are given to a worker together: one, or a group."""
 
     indices: list[int]
     tries: int = 0
@@ -64,9 +64,9 @@ class _Worker:
     lane: Programs
     running: dict[int, _Share] = field(default_factory=dict[int, _Share])
     full: bool = False
-    """It takes nothing more before something was flushed."""
+    """True if the worker accepts nothing more until something is flushed."""
     writing: bool = False
-    """Whether the poll waits for that."""
+    """True if the poll waits until it can flush."""
 
     def stragglers(self, now: float) -> int:
         return sum(now - share.sent_at > STRAGGLER_S for share in self.running.values())
@@ -85,9 +85,9 @@ class SandboxPool:
         max_starting: int = 2,
         stragglers: int = 4,
     ) -> None:
-        """warm: boxes kept ready (default: one for each core). max_live: boxes at once, leased ones included.
-        stragglers: how many programs of a map that run for longer than a moment may share a core; more of them end a
-        batch with many infinite loops sooner, and leave each less of the core for its wall_s."""
+        """warm: boxes kept ready (default: one for each core). max_live: boxes at once, including leased ones.
+        stragglers: how many slow programs of a map may share a core. With more, a batch with many infinite loops ends
+        sooner, but each slow program gets less of the core during its wall_s."""
         cores = len(os.sched_getaffinity(0))
         self.spec = spec or Spec()
         self.limits = limits or Limits()
@@ -117,7 +117,8 @@ class SandboxPool:
     # ---- leases ----
 
     def lease(self, *, ttl_s: float | None = None) -> Sandbox:
-        """A box of one's own, until it is closed or ttl_s is over. QueueTimeout when none is free in clocks.queue_s."""
+        """Lease a box until it is closed or ttl_s is over. Raises QueueTimeout if none is free within
+        clocks.queue_s."""
         box = self._take()
         if ttl_s is not None:
             ALARM.at(time.monotonic() + ttl_s, lambda: box.close(f"its lease of ttl_s={ttl_s:g} is over"))
@@ -151,7 +152,7 @@ class SandboxPool:
         return self._make(counted=True)
 
     def _make(self, *, counted: bool) -> Sandbox:
-        """A new warm box. `counted`: its place in max_live is taken already."""
+        """Create a warm box. `counted`: it is already counted in max_live."""
         if not counted:
             with self._changed:
                 self._live += 1
@@ -176,7 +177,7 @@ class SandboxPool:
         self._refill()
 
     def _refill(self) -> None:
-        """Makes boxes in the background until `warm` are ready again."""
+        """Create boxes in the background until `warm` are ready again."""
         with self._changed:
             missing = min(self._warm - len(self._ready), self._max_live - self._live) - self._refills
             if self._closed or missing <= 0 or self._refills >= self._max_starting:
@@ -204,7 +205,7 @@ class SandboxPool:
 
     @contextlib.contextmanager
     def _borrow(self, count: int) -> Generator[list[Sandbox]]:
-        """Boxes for the pool's own use. Fresh programs leave nothing in them, so they come back."""
+        """Borrow boxes for the pool's own use. Fresh programs leave nothing in them, so they are returned."""
         boxes: list[Sandbox] = []
         try:
             boxes.append(self._take())
@@ -239,7 +240,7 @@ class SandboxPool:
         stdin: Sequence[bytes] | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> list[Result]:
-        """Runs Python programs, results in input order. `group=n` lets n of them share a process; see the module."""
+        """Run Python programs; results are in input order. `group=n` lets n of them share a process; see the module."""
         programs = list(programs)
         limits = limits or self.limits
         if stdin is not None and (len(stdin) != len(programs) or group is not None):
@@ -255,7 +256,7 @@ class SandboxPool:
             return _Batch(self, programs, limits, group, stdin, progress).run(boxes)
 
     def check_deterministic(self, program: str, *, runs: int = 3, limits: Limits | None = None) -> Determinism:
-        """Runs a program in several interpreters with hash seeds and memory layouts of their own, and compares."""
+        """Run a program in several interpreters with different hash seeds and memory layouts, and compare."""
         if runs < 2:
             raise SpecError(f"runs={runs}: comparing takes at least 2")
         limits = limits or self.limits
@@ -281,12 +282,12 @@ class SandboxPool:
         return self._stragglers
 
     def replace(self, box: Sandbox) -> Sandbox:
-        """For a batch whose box was lost: another one."""
+        """Return another box for a batch that lost its box."""
         box.close("it was lost")
         return self._take()
 
     def close(self) -> None:
-        """Closes the boxes that are not leased; leased ones end with their lease. Idempotent. Does nothing in a forked
+        """Close the boxes that are not leased; leased ones end with their lease. Idempotent. Does nothing in a forked
         child of its owner."""
         if os.getpid() != self._owner:
             return
@@ -311,7 +312,7 @@ def digest(result: Result) -> str:
 
 
 class _Batch:
-    """One call of `map`: hands programs to workers and puts the results where they belong."""
+    """One call of `map`: gives programs to workers and collects the results in order."""
 
     def __init__(
         self,
@@ -423,7 +424,7 @@ class _Batch:
         self._todo.appendleft(share)
 
     def _lose(self, fd: int) -> None:
-        """A box is gone: what ran in it is given to another."""
+        """Handle a lost box: give its programs to another."""
         worker = self._workers.pop(fd)
         self._poll.unregister(fd)
         for share in worker.running.values():
@@ -434,7 +435,7 @@ class _Batch:
 
 
 def _cut(programs: Sequence[str], size: int) -> Iterator[list[int]]:
-    """Groups of indices, of at most `size` programs and a bounded number of bytes."""
+    """Split indices into groups of at most `size` programs and a bounded number of bytes."""
     group: list[int] = []
     room = MAX_GROUP_BYTES
     for index, program in enumerate(programs):

@@ -1,4 +1,4 @@
-"""A command that runs while the caller goes on: streams, signals, a terminal. Made by Sandbox.start."""
+"""A command that runs in the background, with streams, signals and a terminal. Created by Sandbox.start."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from harena.sandbox.spec import Limits, Result
 CHUNK = 65536
 TAIL = 4096
 TICK_S = 1.0
-"""How often a blocked write looks whether the process was closed meanwhile."""
+"""How often a blocked write checks if the process was closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the host saw of a process's output."""
+    """Output of a process, as the host saw it."""
 
     count: int
     over: bool
-    """More than the limit."""
+    """True if there was more output than the limit."""
     tail: bytes
-    """The end of its standard error: the verdict looks there for what it complained of."""
+    """The end of its standard error, where the verdict looks for error messages."""
 
 
 class Control(Protocol):
-    """A process as its backend has it; the streams are descriptors of the host."""
+    """The backend's side of a process. The streams are descriptors of the host."""
 
     def signal(self, number: int) -> None:
-        """To the first process; 0 ends the whole tree. Does nothing when it has ended."""
+        """Signal the first process; 0 ends the whole tree. Does nothing if the process has ended."""
         ...
 
     def resize(self, rows: int, cols: int) -> None: ...
 
     def wait(self, timeout_s: float, written: Written) -> Result:
-        """How it ended, without its output. TimeoutError when it has not."""
+        """Return how the process ended, without its output. Raises TimeoutError if it has not ended."""
         ...
 
     def forget(self) -> None:
-        """Nobody will wait for it."""
+        """Declare that nobody will wait for the process."""
         ...
 
 
 class Budget:
-    """How much a process may still write, both streams together. Going over it ends the process."""
+    """Bytes that a process may still write to both streams together. Writing more ends the process."""
 
     def __init__(self, control: Control, left: int) -> None:
         self._control = control
@@ -73,7 +73,7 @@ class Budget:
 
 
 class Stream:
-    """What a process writes, as it comes. Bytes beyond the limit end the process."""
+    """Output stream of a process. Writing more than the limit ends the process."""
 
     def __init__(self, fd: int, budget: Budget) -> None:
         self._fd = fd
@@ -81,12 +81,12 @@ class Stream:
         self._unread = bytearray()
         self._release = _closes(self, fd)
         self.tail = b""
-        """The last of what was written, read or not: the verdict looks there for what the process complained of."""
+        """The end of the output, whether read or not, where the verdict looks for error messages."""
         os.set_blocking(fd, False)
         self._owner = owner.register(self)
 
     def read(self, max_bytes: int = CHUNK, timeout_s: float | None = None) -> bytes:
-        """Some bytes as soon as there are any; b"" at the end. TimeoutError when nothing came in time."""
+        """Return some bytes as soon as there are any; b"" at the end. Raises TimeoutError if none came in time."""
         owner.check(self._owner, "the process")
         if max_bytes < 1:
             raise SpecError(f"max_bytes={max_bytes}: must be at least 1")
@@ -116,7 +116,7 @@ class Stream:
             yield chunk
 
     def keep(self, data: bytes) -> None:
-        """Takes back what was read; the next `read` returns it."""
+        """Put back bytes that were read; the next `read` returns them."""
         self._unread += data
 
     def fileno(self) -> int:
@@ -131,7 +131,7 @@ class Stream:
 
 
 class Process:
-    """A live command in a box. One that nobody holds any more runs on, without its streams."""
+    """A running command in a box. If the object is dropped, the command continues without its streams."""
 
     def __init__(
         self,
@@ -159,11 +159,11 @@ class Process:
 
     @property
     def _stdin(self) -> int:
-        """A terminal has one descriptor for both directions."""
+        """Descriptor for input. A terminal has one descriptor for both directions."""
         return self.stdout.fileno() if self._pty else self._pipe
 
     def write(self, data: bytes) -> None:
-        """To its stdin. BrokenPipeError when it reads no more."""
+        """Write to stdin. Raises BrokenPipeError if the process no longer reads."""
         owner.check(self._owner, self._what)
         view = memoryview(data)
         while view:
@@ -181,17 +181,17 @@ class Process:
                 raise BrokenPipeError(errno.EPIPE, f"{self._what} has ended") from None
 
     def close_stdin(self) -> None:
-        """No more input. A terminal has no such end: write b"\\x04" to it."""
+        """Close stdin. A terminal cannot be closed this way: write b"\\x04" to it."""
         if self._release is not None:
             self._pipe = -1
             self._release()
 
     def send_signal(self, number: int) -> None:
-        """To the first process alone; `kill` ends all of them. Does nothing when it has ended."""
+        """Signal the first process only; `kill` ends all of them. Does nothing if the process has ended."""
         self._control.signal(signals.Signals(number))
 
     def kill(self) -> None:
-        """Ends the whole tree of processes."""
+        """End the whole process tree."""
         if self._result is None:
             self._budget.kill()
 
@@ -203,7 +203,8 @@ class Process:
             self._control.resize(rows, cols)
 
     def wait(self, timeout_s: float | None = None) -> Result:
-        """Its end, with what was not read yet. TimeoutError when it has not ended in time; it goes on."""
+        """Wait for the end and return the result, with output that was not read yet. Raises TimeoutError if the
+        process has not ended in time; it continues to run."""
         if self._result is not None:
             return self._result
         owner.check(self._owner, self._what)
@@ -230,7 +231,7 @@ class Process:
         return self._result is not None
 
     def close(self) -> None:
-        """Ends it if it still runs, and lets go of its streams. Idempotent."""
+        """End the process if it still runs, and close its streams. Idempotent."""
         if self._result is None:
             with contextlib.suppress(Exception):
                 self.kill()
@@ -251,7 +252,7 @@ class Process:
         self.close()
 
     def _drain(self, deadline: float | None) -> None:
-        """Reads both streams to their end, for whoever reads or waits next."""
+        """Read both streams to their end, and keep the bytes for the next read or wait."""
         streams = [stream for stream in (self.stdout, self.stderr) if stream is not None]
         parts: dict[Stream, list[bytes]] = {stream: [] for stream in streams}
         try:
@@ -270,7 +271,8 @@ GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 def _wait_for(fds: Iterable[int], events: int, deadline: float | None) -> dict[int, int]:
-    """What happened on them until the deadline. poll, for select knows no descriptor above 1023."""
+    """Wait for events on descriptors until the deadline. Uses poll, because select cannot handle descriptors above
+    1023."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, events)
@@ -279,7 +281,7 @@ def _wait_for(fds: Iterable[int], events: int, deadline: float | None) -> dict[i
 
 
 def _closes(owner: object, fd: int) -> weakref.finalize[..., object]:
-    """Closes a descriptor once: when called, or when its owner is dropped."""
+    """Return a function that closes a descriptor once, also when its owner is dropped."""
     release = weakref.finalize(owner, os.close, fd)
     release.atexit = False
     return release

@@ -1,4 +1,4 @@
-"""What a box contains, what it may use, and what an execution answers. Plain frozen data; nothing here acts."""
+"""Data types: contents of a box, limits, and results of executions. Plain frozen data without behaviour."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKSPACE = "/workspace"
 
 
 class Verdict(enum.Enum):
-    """How an execution ended. Exactly one; the first limit that was hit wins."""
+    """How an execution ended. There is exactly one verdict; the first limit that was hit wins."""
 
     shell_code: int | None
     """What `harena run` ends with; None: what the program itself ended with."""
@@ -40,12 +40,12 @@ class Verdict(enum.Enum):
     EXIT = "exit"
     """It ended by itself with a non-zero exit code (an uncaught exception is exit code 1)."""
     SIGNAL = "signal"
-    """A signal ended it: a crash, or its own kill."""
+    """A signal ended it: a crash, or a signal it sent to itself."""
     TIME = "time", 124, "wall_s", "cpu_s"
-    """Wall or CPU time ran out; the whole tree of processes was ended."""
+    """Wall or CPU time ran out; the whole process tree was ended."""
     MEMORY = "memory", 137, "memory_mb"
     OUTPUT = "output", 123, "output_bytes"
-    """More stdout and stderr than allowed; what fitted is returned."""
+    """More stdout and stderr than allowed; the part within the limit is returned."""
     PROCESSES = "processes", 122, "processes"
     """It failed at the limit on processes and threads."""
     POLICY = "policy", 159
@@ -54,20 +54,20 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one execution. Each holds for the whole tree of processes unless it says otherwise."""
+    """Limits of one execution. Each applies to the whole process tree unless stated otherwise."""
 
     wall_s: float = 30.0
-    """The exec clock: wall time from hand-over to end, queueing and box start excluded."""
+    """Wall time of the execution, without queueing and the start of the box."""
     cpu_s: float | None = None
-    """CPU time; None leaves it to the wall clock."""
+    """CPU time; None means that only wall time is limited."""
     memory_mb: int = 512
     """Memory in use. A Python program that asks for more gets MemoryError at once."""
     processes: int = 50
     """Processes and threads at once."""
     output_bytes: int = 1 * MB
-    """stdout and stderr together; the answer of a `call` may be as long again."""
+    """stdout and stderr together; the result of a `call` may have the same size in addition."""
     open_files: int = 256
-    """Descriptors, per process."""
+    """Open descriptors per process."""
 
     def __post_init__(self) -> None:
         _range("wall_s", self.wall_s, 0.001, 7 * 86400)
@@ -81,16 +81,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """The clocks around an execution; the fifth, exec, is `Limits.wall_s`."""
+    """Timeouts around an execution. The time of the execution itself is `Limits.wall_s`."""
 
     queue_s: float = 60.0
-    """Waiting for the pool to admit; then QueueTimeout."""
+    """Time to wait for a box of the pool; then QueueTimeout."""
     start_s: float = 30.0
-    """Making a box; then StartTimeout."""
+    """Time to start a box; then StartTimeout."""
     idle_s: float | None = None
-    """Without a call for this long the box closes itself."""
+    """The box closes itself after this time without a call."""
     lifetime_s: float | None = None
-    """After this long the box closes itself, whatever it does."""
+    """The box closes itself after this time in any case."""
 
     def __post_init__(self) -> None:
         for name in ("queue_s", "start_s", "idle_s", "lifetime_s"):
@@ -116,16 +116,17 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What is in the box. Nothing of the host is visible beyond this and, without a rootfs, its /usr, read-only."""
+    """Contents of a box. Nothing else of the host is visible except, without a rootfs, its /usr (read-only) and
+    harmless parts of its /etc."""
 
     python: str | None = None
-    """Interpreter visible in the box: None is the one that runs Harena, without its packages; a path to an
-    interpreter or a virtual environment shows that one with all of its packages."""
+    """Interpreter in the box. None means the one that runs Harena, without its packages. A path to an interpreter or a
+    virtual environment makes that one visible, with all of its packages."""
     packages: tuple[str, ...] = ()
-    """Installed distributions of the interpreter that runs Harena which the box may import; what they require
-    comes along."""
+    """Installed packages of the interpreter that runs Harena which the box may import, together with their
+    requirements."""
     preload: tuple[str, ...] = ()
-    """Modules that the warm interpreter has imported before any program runs."""
+    """Modules that the warm interpreter imports before any program runs."""
     paths: tuple[str, ...] = ()
     """Folders of the box that the warm interpreter also imports from, after its own: for modules that are mounted."""
     mounts: tuple[Mount, ...] = ()
@@ -136,8 +137,8 @@ class Spec:
     """Size of /workspace, and of /tmp."""
     hostname: str = "box"
     allow: tuple[str, ...] = ()
-    """What commands of this box may do beyond the usual: "ptrace" (gdb, strace, leak sanitizers) and "netlink" (to read
-    the box's own interfaces and routes). Each opens more of the kernel to them; Python programs never get it."""
+    """Additional permissions for commands of this box: "ptrace" (gdb, strace, leak sanitizers) and "netlink" (to read
+    the box's own interfaces and routes). Each exposes more of the kernel; Python programs never get them."""
 
     def __post_init__(self) -> None:
         _whole("workspace_mb", self.workspace_mb, 1, 1 << 20)
@@ -168,22 +169,22 @@ class Usage:
     peak_mb: float
     """Peak resident memory of the largest process."""
     bytes: int
-    """stdout and stderr written, up to the limit."""
+    """Bytes written to stdout and stderr, up to the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What an execution answered. Everything but the verdict and the usage is the guest's word."""
+    """Result of an execution. Everything except the verdict and the usage comes from the guest."""
 
     verdict: Verdict
     exit_code: int | None
-    """None when a signal or a limit ended it."""
+    """None if a signal or a limit ended it."""
     signal: int | None
     stdout: bytes
     stderr: bytes
     usage: Usage
     detail: str = ""
-    """One sentence on why, when the verdict is not OK."""
+    """One sentence with the reason, if the verdict is not OK."""
     value: Any = None
     """What `call` returned, as JSON data."""
     started: bool = True
@@ -212,11 +213,11 @@ class FileInfo:
     """Permission bits."""
     mtime_ns: int
     target: str | None = None
-    """Where a symlink points, as written."""
+    """Target of a symlink, as written."""
 
 
 def workspace_path(path: str) -> str:
-    """The path as the box sees it; relative ones start in the workspace."""
+    """Absolute path in the box; relative paths start in the workspace."""
     path = os.fspath(path)
     if not path or "\0" in path or len(path.encode("utf-8", "surrogateescape")) > 4000:
         raise SpecError(f"path {path[:80]!r}: empty, too long, or with a NUL byte")
