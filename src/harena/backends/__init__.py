@@ -1,1 +1,1 @@
-"""Where boxes are made. One package per backend; each is reached by name, through the registry in `harena.sandbox`."""
+"""Backends, which create boxes. One package per backend; `harena.sandbox` looks them up by name."""

@@ -1,4 +1,4 @@
-"""Boxes on this machine, made of Linux namespaces, without Docker and without root."""
+"""Local backend: boxes on this machine, built from Linux namespaces, without Docker and without root."""
 
 from __future__ import annotations
 

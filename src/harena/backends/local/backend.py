@@ -1,6 +1,6 @@
-"""Starts boxes with the native launcher and speaks with their init and zygote; where no compiler could build it,
-bubblewrap starts them, and guest.py is init and zygote in Python. Decides nothing about what a box may see (plan.py) or
-do (seccomp.py); holds what must be let go of when a box ends."""
+"""Local backend: starts boxes with the native launcher and communicates with their init and zygote. If the launcher
+could not be compiled, bubblewrap starts boxes, and guest.py is init and zygote in Python. plan.py decides what a box
+may see and seccomp.py what it may do; this module owns the resources that are released when a box ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIBRARY = NATIVE / "zygote.so"
 FORK_FLAGS = 0x78020000 | 0x8000 | 0x4000 | 0x100 | 17
 """clone() flags of a box's fork: user, pid, mount, net and ipc namespaces, PARENT, VFORK, VM, SIGCHLD (harena.h)."""
 MIN_DESCRIPTORS = 128
-"""What the init of a box and its zygote need to start a few executions at once."""
+"""Descriptors that init and zygote of a box need to start a few executions at once."""
 COMPILER = "install a C compiler and run `make native` or reinstall harena"
 
 
@@ -70,7 +70,7 @@ def _few_descriptors(missing: str) -> IsolationUnavailable:
 
 
 def choose_launcher() -> Path | None:
-    """None for the native launcher, which is the default; else the bwrap to use instead."""
+    """Return None for the native launcher, which is the default, or the bwrap to use instead."""
     wanted = os.environ.get("HARENA_LAUNCHER") or ("native" if LAUNCHER.exists() else "bubblewrap")
     if wanted not in {"native", "bubblewrap"}:
         raise IsolationUnavailable(f"HARENA_LAUNCHER={wanted}", fix="make it native or bubblewrap, or unset it")
@@ -189,7 +189,7 @@ class Enclosure:
         return channel
 
     def _start_template(self) -> None:
-        """Where guest.py serves, one channel does for all: its loop forks programs from a warm Python beside it."""
+        """Use one channel for everything if guest.py serves: its loop forks programs from a separate warm Python."""
         argv = [self.executable, "-I", "-B", "-X", "utf8", f"{plan.AGENT}/guest.py", "--template"]
         argv += [f"+{path}" for path in (*([plan.SITE] if self.spec.packages else []), *self.spec.paths)]
         argv += self.spec.preload
@@ -204,7 +204,7 @@ class Enclosure:
             raise self._no_python(answer)
 
     def _no_python(self, answer: wire.Frame) -> IsolationUnavailable:
-        """Starts it once more, as a command whose output is read, and says what it said."""
+        """Start Python again as a command, to include its own output in the error."""
         minimum = ".".join(map(str, guest.MIN_PYTHON))
         version = self._ask("-c", "import sys; print('%d.%d' % sys.version_info[:2])").stdout.decode("ascii", "replace")
         found = tuple(int(part) if part.isdecimal() else 0 for part in version.strip().split("."))
@@ -263,7 +263,7 @@ class Enclosure:
             raise IsolationUnavailable(f"box {self.id} refused its configuration: {wire.parse_error(answer.body)[1]}")
 
     def _reap(self) -> None:
-        """Waits for the keeper, which ends when all of the box has and its traces on the host are removed."""
+        """Wait for the keeper, which ends when the whole box has ended and its traces on the host are removed."""
         if self._keeper > 0:
             with contextlib.suppress(ChildProcessError):
                 _, status = os.waitpid(self._keeper, 0)
@@ -301,8 +301,8 @@ def _launch(words: list[str], theirs: socket.socket) -> int:
 
 
 def _await_hello(sock: socket.socket, start_s: float, launch: bubblewrap.Launch | None) -> bool:
-    """The launcher's first word: the box stands, or the step that this host does not allow. Returns whether the box
-    has inodes of its own for all that it only reads."""
+    """Read the launcher's first message: the box is ready, or which step this host does not allow. Returns whether all
+    read-only files of the box have their own inodes."""
     reader = wire.Reader()
     deadline = time.monotonic() + start_s
     while True:
@@ -354,8 +354,8 @@ def _why(frame: wire.Frame) -> str:
 
 
 def agent_file(spec: Spec) -> Path:
-    """guest.py, compiled where the box has the Python that compiled it for us: parsing it takes longer than the rest of
-    a zygote's start. Python knows compiled files by their first bytes, whatever their name."""
+    """Return guest.py, compiled if the box has the same Python as the host, because parsing takes longer than the rest
+    of a zygote's start. Python recognises compiled files by their first bytes, whatever their name."""
     source = Path(guest.__file__)
     compiled = Path(guest.__cached__ or source)
     if spec.python is not None or spec.rootfs is not None or not compiled.is_file():
@@ -371,7 +371,7 @@ _turns = itertools.count()
 
 
 def _next_cpu() -> str:
-    """Zygotes take turns on the processors this process may use."""
+    """Choose the next of the processors that this process may use, in turn."""
     cpus = sorted(os.sched_getaffinity(0))
     return str(cpus[next(_turns) % len(cpus)])
 

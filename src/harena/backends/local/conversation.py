@@ -1,7 +1,7 @@
-"""A process in a box that the host exchanges packets with, and whose processor time it counts.
+"""Process in a box that exchanges packets with the host, which measures its CPU time.
 
-Guarantees: the process that is timed, frozen and pinned is the one that was started, by the kernel's word and not its
-own; `end` ends it and all it started. Does not believe or parse what comes over the socket: the caller must.
+Guarantees: the process that is timed, paused and pinned is the one that was started, as identified by the kernel; `end`
+ends it and everything it started. Packets are neither trusted nor parsed here; the caller must do that.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from harena.sandbox.spec import Limits, Result
 START_S = 30.0
 _CREDENTIALS = struct.Struct("3i")
 _BUFFER = 212_992
-"""What Linux lets anybody ask for by default; it then allows twice that."""
+"""Socket buffer size that Linux grants to any process by default; it then allows twice that."""
 _MAX_OTHERS = 512
 QUICK_US = 1000
 """How long `receive_soon` waits (the kernel rounds up to its tick)."""
 SEND_S = 2
-"""One that does not read what it is sent must not hold us up; its answer will not come either."""
+"""Time limit for sending. A process that does not read must not block the host, and will not answer either."""
 RECEIVE = 1 << 16
-"""A packet longer than this comes in pieces, or is cut and refused."""
+"""Receive size; a longer packet comes in pieces, or is truncated and refused."""
 LOG_BYTES = 1 << 16
 
 
@@ -43,13 +43,13 @@ class LocalConversation:
         self._limits = limits
         self._sock = sock
         self._log = log
-        """What it prints, both streams; non-blocking."""
+        """Its printed output, both streams; non-blocking."""
         self._stream: socket.socket | None = None
         self._poll = select.poll()
         self._poll.register(log, select.POLLIN)
         self._watch(sock)
         self._pid = 0
-        """As this process numbers it."""
+        """Its pid as seen by this process."""
         self._pidfd = -1
         self._clock = 0
         self._frozen_others: list[int] = []
@@ -59,7 +59,7 @@ class LocalConversation:
 
     @classmethod
     def start(cls, channel: Channel, spawn: wire.Spawn, limits: Limits, box: str) -> LocalConversation:
-        """Asks for the process; `met` waits for it."""
+        """Request the process; `met` waits for it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         log, log_theirs = os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -80,7 +80,7 @@ class LocalConversation:
         return cls(channel, job, limits, box, ours, log)
 
     def met(self) -> LocalConversation:
-        """Itself, once the process is there and known."""
+        """Wait until the process exists and is identified, and return the conversation."""
         self._check()
         try:
             frame = self._channel.wait(self._job, START_S)
@@ -155,7 +155,7 @@ class LocalConversation:
     # ---- time ----
 
     def cpu_ns(self) -> int:
-        """Of all its threads, exactly; 0 once it has ended."""
+        """Exact CPU time of all its threads; 0 once it has ended."""
         try:
             return time.clock_gettime_ns(self._clock)
         except OSError:
@@ -186,8 +186,8 @@ class LocalConversation:
         self._frozen_others = []
 
     def others(self) -> list[int]:
-        """What else runs in its pid namespace: all that it started, orphans included. They hang below the namespace's
-        init, which is its parent."""
+        """Other processes in its pid namespace: everything it started, including orphans. They are below the init of
+        the namespace, which is its parent."""
         parent = _parent(self._pid)
         found: list[int] = []
         level = [parent] if parent > 1 else []
@@ -197,7 +197,8 @@ class LocalConversation:
         return [pid for pid in found if pid != self._pid]
 
     def others_cpu_ns(self) -> int:
-        """Of the processes it has started, those that have ended and were waited for included (by the tick)."""
+        """CPU time of the processes it has started, including ended ones that were waited for (accurate to the
+        tick)."""
         total = _waited_ns(self._pid)
         for pid in self.others():
             with contextlib.suppress(OSError):
@@ -205,13 +206,14 @@ class LocalConversation:
         return total
 
     def pin(self, cpus: set[int]) -> None:
-        """It cannot undo that, nor can what it starts later."""
+        """Bind it to processors. Neither it nor processes it starts later can undo this."""
         self._check()
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(self._pid, cpus)
 
     def end(self, patience_s: float = 0.0) -> Result:
-        """Ends it if it has not ended by itself within `patience_s`; how it ended, as the box saw it."""
+        """End the process if it has not ended by itself within `patience_s`. Returns how it ended, as seen by the
+        box."""
         self._check()
         try:
             frame = self._channel.check(self._job)
@@ -230,7 +232,7 @@ class LocalConversation:
             self._let_go()
 
     def drop(self) -> None:
-        """Ends it without waiting for that: nobody asks how it went."""
+        """End the process without waiting for the result."""
         if not self._release.alive:
             return
         try:
@@ -257,7 +259,7 @@ class LocalConversation:
 
 
 def _first_word(sock: socket.socket, box: str) -> int:
-    """The pid of the process that spoke first: our own code, before it runs any other."""
+    """Pid of the process that sent the first packet: our own code, before it runs any other."""
     sock.settimeout(START_S)
     try:
         data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))

@@ -1,5 +1,5 @@
-"""What a box has in /etc when it uses the host's /usr: texts of our own, and the host's files that software looks for
-and that say nothing about the host. Never accounts, keys, tokens, addresses, names or time zone of the host."""
+"""Contents of /etc in a box that uses the host's /usr: generated files, and files of the host that software looks for
+and that say nothing about the host. Never accounts, keys, tokens, addresses, names or the time zone of the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ authorityKeyIdentifier = keyid:always,issuer
 basicConstraints = critical,CA:true
 """
 UTC = "/usr/share/zoneinfo/Etc/UTC"
-"""Every box lives in UTC: what a program prints must not depend on where the host stands, nor tell it."""
+"""Every box uses UTC, so that output of programs does not depend on the host's location or reveal it."""
 
 SHOWN = (
     "alternatives",
@@ -48,21 +48,21 @@ SHOWN = (
     "ssl/certs/java/cacerts",
     "terminfo/?",
 )
-"""Files of the host's /etc that boxes see. Bundles of public certificates and not their folder, where a server's own
-may lie. Not what an administrator may have put a password or a token into: environment, gitconfig, npmrc,
+"""Files of the host's /etc that boxes see. Only bundles of public certificates are shown, not their folder, which may
+hold private ones. Files that may contain a password or a token are left out: environment, gitconfig, npmrc,
 openssl.cnf, pip.conf, profile."""
 MAX_ENTRIES = 5000
 MAX_COPIED = 100_000
 
 
 def identity(hostname: str) -> list[str]:
-    """The words of a plan for the files that say who and where a box is, also in a rootfs."""
+    """Plan words for the files that identify the box and its user, also in a rootfs."""
     hosts = f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {hostname}\n"
     return ["file", "/etc/passwd", PASSWD, "file", "/etc/group", GROUP, "file", "/etc/hosts", hosts]
 
 
 def system() -> list[str]:
-    """The words for the rest of /etc."""
+    """Plan words for the rest of /etc."""
     words = ["file", "/etc/nsswitch.conf", NSSWITCH, "file", "/etc/ssl/openssl.cnf", OPENSSL]
     if os.access(UTC, os.R_OK):
         words += ["link", UTC, "/etc/localtime", "file", "/etc/timezone", "Etc/UTC\n"]
@@ -102,8 +102,8 @@ def _small_text(path: str) -> str | None:
 
 
 def is_public(path: str) -> bool:
-    """Root's, and readable for everybody together with all below it: a box of an ordinary user has this user's rights,
-    and must see no more than anybody does. Links lead only to what the box shows."""
+    """Whether a path belongs to root and everybody may read it and everything below it. A box of an ordinary user has
+    this user's rights, and must not see more than others do. Links may lead only to what the box shows."""
     way = os.path.dirname(path)
     while way != "/":
         if not os.stat(way).st_mode & stat.S_IXOTH:

@@ -1,4 +1,4 @@
-"""The host's side of a box's persistent interpreter: runs source, keeps the clock, collects the output."""
+"""Host side of a box's persistent interpreter: runs source, enforces time limits, collects output."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from harena.sandbox.spec import Limits, Result, Usage, Verdict
 
 FORK_S = 60.0
 ANSWER_S = 5.0
-"""How long an interpreter may take to answer once its forks are there or refused, and they once it has answered."""
+"""Time for an interpreter to answer once its forks exist or are refused, and for forks once it has answered."""
 TICK_S = 0.5
-"""Another thread may read the zygote's word for us: how often to look."""
+"""How often to check for a report of the zygote that another thread may have read."""
 HANG_UP_S = 2.0
-"""How long an interpreter that has closed its socket may take to end. One that lives on is killed."""
+"""Time for an interpreter that has closed its socket to end before it is killed."""
 CPU_CHECK_S = 0.05
 MAX_ANSWER = 1 << 16
-"""Bytes of the interpreter's answer, which says only how a run ended; its output comes by other ways."""
+"""Maximum size of the interpreter's answer, which says only how a run ended; output is sent separately."""
 ENDED = "; the interpreter has ended and its variables are gone"
 
 
 class Interpreter:
-    """One process; when it ends, for whatever reason, its state is gone and `alive` is False."""
+    """One interpreter process. When it ends for any reason, its state is lost and `alive` is False."""
 
     def __init__(
         self, python: Channel, job: int, limits: Limits, sock: socket.socket, stdout: int, stderr: int
@@ -67,8 +67,8 @@ class Interpreter:
                     self._close()
 
     def fork(self, count: int, all_started: Callable[[], bool]) -> int:
-        """Has the interpreter fork itself; returns how many other processes of its own it left behind. `all_started`
-        asks the zygote, and raises when it has refused a fork."""
+        """Make the interpreter fork itself. Returns the number of its other processes, which are not copied.
+        `all_started` asks the zygote, and raises if it has refused a fork."""
         try:
             return self._follow_fork(count, all_started)
         except WireError:
@@ -114,8 +114,8 @@ class Interpreter:
             self._sock.setblocking(False)
 
     def _follow(self, limits: Limits) -> Result:
-        """Until the answer comes, the process ends, or a limit is reached. A run's output was written before its
-        answer, so when the answer is here all of the output is too."""
+        """Wait until the answer comes, the process ends, or a limit is reached. The output of a run is written before
+        its answer, so all of it has arrived when the answer is there."""
         started = time.monotonic()
         parts: tuple[list[bytes], list[bytes]] = ([], [])
         room = limits.output_bytes
@@ -167,7 +167,7 @@ class Interpreter:
         )
 
     def _give_up(self) -> None:
-        """It talks nonsense: another one will start with the next run."""
+        """Give up an interpreter that sends invalid data; the next run starts another one."""
         with contextlib.suppress(BoxLost):
             self._python.request(wire.Op.KILL, struct.pack("<II", self.job, 0))
             if self._ended is None:
@@ -176,7 +176,7 @@ class Interpreter:
         self._close()
 
     def _has_ended(self) -> bool:
-        """The zygote's word: the interpreter's socket may still be held by a child of its."""
+        """Ask the zygote whether it has ended, since a child may still hold the interpreter's socket."""
         self._ended = self._ended or self._python.check(self.job)
         return self._ended is not None
 
@@ -202,7 +202,7 @@ class Interpreter:
 
     @staticmethod
     def _read(fd: int, into: list[bytes], room: int, poll: select.poll) -> int:
-        """Reads all there is, keeping at most `room`; returns how much there was."""
+        """Read everything available, keep at most `room` bytes, and return the number of bytes read."""
         total = 0
         while True:
             try:
@@ -227,7 +227,7 @@ class Interpreter:
         return code, said
 
     def _cpu_s(self, *, keep: bool = False) -> float:
-        """Used since the last call that did not `keep` the count."""
+        """CPU time used since the last call without `keep`."""
         frame = self._python.request(wire.Op.USAGE, wire.U32.pack(self.job))
         if frame.op != wire.Op.PONG or len(frame.body) != 24:
             self._peak_mb = 0.0
@@ -244,7 +244,7 @@ class Interpreter:
     _hits = 0
 
     def _end(self, limits: Limits, ended: int, stdout: bytes, stderr: bytes, written: int) -> Result:
-        """It has ended, or must: the zygote's report says how."""
+        """End the interpreter if it still runs. The zygote's report says how it ended."""
         report = self._ended
         try:
             if report is None and ended == wire.Ended.SELF:
@@ -276,7 +276,7 @@ class Interpreter:
         self._close()
 
     def close(self) -> None:
-        """Lets go of its descriptors; a run that is under way in another thread is told, and does it."""
+        """Close its descriptors. If a run is active in another thread, that thread is notified and closes them."""
         self._stopped = True
         if self._busy.acquire(blocking=False):
             try:

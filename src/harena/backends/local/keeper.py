@@ -1,8 +1,8 @@
-"""Stays outside a box that bubblewrap makes, like the first process of native/box.c: starts it, waits, and removes what
-it had on the host (cgroups, its record) when it ends, however it ends.
+"""Keeper process of a box that bubblewrap creates. Like the first process of native/box.c, it stays outside the box,
+starts it, waits, and removes what it had on the host (cgroups, its record) when it ends for any reason.
 
-A program of its own, run as `python -I -S keeper.py` with its order on descriptor 3 and the box's end of the host's
-socket as 4; it imports little, because every box waits for it. The order is NUL-ended words in pairs:
+It is a separate program, run as `python -I -S keeper.py` with its order on descriptor 3 and the box's end of the host's
+socket as 4. It imports little, because every box waits for it. The order is NUL-ended words in pairs:
   bwrap PATH | arg WORD       what to execute, with descriptors 4 and up
   uid NUMBER                  as whom: where root is the host, no process of a box is root's
   source PATH | mode ro|rw    for such a user, root binds these to STAGE/0, STAGE/1, …, where that user can reach them;
@@ -25,7 +25,7 @@ STAGE = "/tmp"
 """Where the sources are bound, in a mount namespace that only bubblewrap sees; any folder that exists everywhere."""
 NEWNS, NEWUSER, PRIVATE, BIND, REC, NOSUID, NODEV = 0x20000, 0x10000000, 1 << 18, 4096, 16384, 2, 4
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What must not end a keeper before its box; blocked from its birth by whoever starts it."""
+"""Signals that must not end a keeper before its box; its parent blocks them when it starts the keeper."""
 EMPTY_PATH, AT_FDCWD, IDMAP = 0x1000, -100, 0x100000
 
 
@@ -70,7 +70,8 @@ def main() -> None:
 
 
 def await_end(pid: int) -> int:
-    """The status of bubblewrap, once all of the box has ended: what a killed one started outlives it a little."""
+    """Return the status of bubblewrap once the whole box has ended; children of a killed bubblewrap end a little
+    later."""
     Kernel().adopt_orphans()
     status = 0
     while True:
@@ -101,13 +102,13 @@ def start(order: dict[str, list[str]], tell: int, wait: int) -> None:
 
 
 def alone() -> bool:
-    """Whether root is the only user of a user namespace, and so an ordinary one of the host."""
+    """Whether root is the only user of a user namespace, and therefore an ordinary user of the host."""
     with open("/proc/self/uid_map") as file:
         return [line.split()[2] for line in file] == ["1"]
 
 
 def share_quotas() -> None:
-    """All boxes of a user together queue at most half of the user's signals: see native/box.c."""
+    """Limit all boxes of a user together to half of the user's queued signals: see native/box.c."""
     import resource
 
     for which in (resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE):
@@ -117,7 +118,7 @@ def share_quotas() -> None:
 
 
 class Kernel:
-    """The system calls that Python has no name for."""
+    """System calls that Python does not provide."""
 
     def __init__(self) -> None:
         import ctypes
@@ -145,7 +146,7 @@ class Kernel:
         self._check(self._libc.mount(source, os.fsencode(target), kind, flags, options), f"mount {target}")
 
     def mount_as(self, source: int, owner: int, target: str) -> None:
-        """Binds a folder so that what is its owner's on the disk is somebody else's in the mount."""
+        """Bind a folder so that files of its owner on disk belong to another user in the mount."""
         empty, path = (self._ctypes.create_string_buffer(word) for word in (b"", os.fsencode(target)))
         attributes = self._ctypes.create_string_buffer(struct.pack("<QQQQ", IDMAP, 0, 0, owner), 32)
         at, to, what = (self._ctypes.addressof(room) for room in (empty, path, attributes))
@@ -181,7 +182,7 @@ def stage(sources: list[str], modes: list[str], uid: int) -> None:
 
 
 def owner_as(kernel: Kernel, info: os.stat_result, uid: int) -> int:
-    """A user namespace in which the owner of a file is this user."""
+    """Create a user namespace in which the owner of a file is this user."""
     made, make = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -232,7 +233,7 @@ def write(name: str, text: str) -> None:
 
 
 def remove_tree(folder: str) -> None:
-    """A cgroup and those below it; one is busy for a moment after its last process has ended."""
+    """Remove a cgroup and those below it. A cgroup is busy for a moment after its last process has ended."""
     try:
         for entry in list(os.scandir(folder)):
             if entry.is_dir(follow_symlinks=False):

@@ -1,4 +1,4 @@
-"""Makes the verdict: pure functions from what the box's init saw to a Result."""
+"""Determines verdicts: pure functions from the report of the box's init to a Result."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from harena.sandbox.spec import Limits, Result, Usage, Verdict
 
 HIT_PROCESSES, HIT_MEMORY, SEEN_AT_PROCESSES = 1, 2, 4
 FULL = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE})
-"""What a box says that has no room for one more execution."""
+"""Answer of a box that has no room for another execution."""
 REFUSED = (b"Resource temporarily unavailable", b"can't start new thread")
-"""How guests say that fork failed, where no cgroup counts it. Their own word, and they can only fail by it."""
+"""Error messages of guests whose fork failed, used if no cgroup counts processes. Forging one can only harm the
+guest."""
 
 
 def result_of(done: wire.Done, limits: Limits, *, said: str = "-", what: str = "it") -> Result:
-    """`said` is the limit that the guest's own runner named: M memory, P processes."""
+    """Build the result. `said` is the limit that the guest's own runner named: M memory, P processes."""
     exit_code, signal_number = status_of(done)
     verdict, detail = judge(done, limits, said=said, what=what)
     limited = verdict in {Verdict.TIME, Verdict.OUTPUT} or done.ended != wire.Ended.SELF
@@ -44,7 +45,7 @@ def usage_of(done: wire.Done) -> Usage:
 
 
 def status_of(done: wire.Done) -> tuple[int | None, int | None]:
-    """Exit code and signal from a wait status; an unknown one is a kill."""
+    """Exit code and signal from a wait status; an unknown status counts as a kill."""
     if done.exec_errno:
         return (127 if done.exec_errno in {2, 20} else 126), None
     if done.wstatus == -1:
@@ -55,7 +56,7 @@ def status_of(done: wire.Done) -> tuple[int | None, int | None]:
 
 
 def judge(done: wire.Done, limits: Limits, *, said: str = "-", what: str = "it") -> tuple[Verdict, str]:
-    """The first rule that fits wins; each says which knob to turn."""
+    """Return verdict and detail by the first rule that applies. The detail names the limit to raise."""
     at_processes = (
         bool(done.hits & HIT_PROCESSES) or said == "P" or any(text in done.stderr[-4096:] for text in REFUSED)
     )
@@ -103,7 +104,7 @@ def signal_name(number: int) -> str:
 
 
 def done_of(frame: wire.Frame, box: str) -> wire.Done:
-    """The report in an answer; a refusal of the platform becomes BoxError, or BoxLost where trying again is no use."""
+    """Parse the report in an answer. A refusal of the platform raises BoxError, or BoxLost if a retry is useless."""
     if frame.op == wire.Op.DONE:
         return wire.parse_done(frame.body, frame.earlier)
     number, step = wire.parse_error(frame.body)

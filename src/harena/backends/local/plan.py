@@ -1,4 +1,4 @@
-"""Decides what a box can see: turns a Spec into the plan that native/box.c carries out, word by word."""
+"""Decides what a box can see: turns a Spec into the plan that native/box.c carries out."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ SITE = f"{AGENT}/site"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 SYSTEM_LINKS = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
 MAX_BINDS, MAX_WORDS, MAX_BYTES = 1024, 8192 - 64, (1 << 20) - (1 << 16)
-"""What native/box.c can hold, less the words that are no part of the root (user, cgroups, record)."""
+"""Capacity of native/box.c, minus the words that do not belong to the root (user, cgroups, record)."""
 RESERVED = ("/proc", "/dev", "/sys", AGENT)
 COVERED = (*RESERVED, "/tmp", WORKSPACE)
-"""Where the box has something of its own, so that a Python of the host that lies there is shown elsewhere."""
+"""Paths where the box has its own files; a Python of the host at such a path is shown elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Python:
     executable: str
-    """As the box sees it."""
+    """Path in the box."""
     folders: tuple[str, ...]
-    """Of the host, to be visible at the same place unless the box has something else there."""
+    """Folders of the host that are visible at the same place, unless the box has something else there."""
     hidden: tuple[str, ...] = ()
-    """Below those, to be empty in the box."""
+    """Folders below those that are empty in the box."""
 
 
 def plan(spec: Spec, *, agent: Path, native: Path | None) -> tuple[list[str], Python]:
-    """The words that build the box's root, and the Python it has. Raises SpecError for what cannot be shown."""
+    """Return the plan words that build the box's root, and its Python. Raises SpecError for what cannot be shown."""
     python = find_python(spec)
     words: list[str] = ["host", spec.hostname]
     words += _rootfs(Path(spec.rootfs)) if spec.rootfs else _host_system()
@@ -73,7 +73,7 @@ def plan(spec: Spec, *, agent: Path, native: Path | None) -> tuple[list[str], Py
 
 
 def check(words: list[str]) -> None:
-    """Refuses what native/box.c has no room for: what it cut off might be what protects the host."""
+    """Refuse a plan that is too large for native/box.c: a truncated plan might lack what protects the host."""
     if any("\0" in word for word in words):
         raise SpecError("a path or name of the box holds a NUL byte")
     binds = words.count("bind")
@@ -85,7 +85,7 @@ def check(words: list[str]) -> None:
 
 
 def writable_paths(spec: Spec) -> list[str]:
-    """What Landlock leaves writable; the mounts themselves decide first."""
+    """Paths that Landlock leaves writable; the mounts restrict writes first."""
     return [WORKSPACE, "/tmp", "/dev", *(mount.target for mount in spec.mounts if mount.writable)]
 
 
@@ -153,7 +153,7 @@ def _lies_in(path: str, places: Iterable[str]) -> bool:
 
 
 def _shown_at(path: str) -> str:
-    """Where the box sees a path of its Python."""
+    """Path in the box for a path of its Python."""
     return f"{AGENT}/python{path}" if _lies_in(path, COVERED) else path
 
 
@@ -188,7 +188,7 @@ def _own_python() -> Python:
 
 
 def outermost(paths: Iterable[str]) -> tuple[str, ...]:
-    """Without those that lie below another: an empty folder cannot hold a mount point."""
+    """Leave out paths below another one: an empty folder cannot hold a mount point."""
     found: list[str] = []
     for path in sorted(paths):
         if not any(path.startswith(f"{other}/") for other in found):
@@ -221,7 +221,7 @@ def _other_python(path: Path) -> Python:
 
 
 def package_entries(names: tuple[str, ...]) -> list[Path]:
-    """What the named distributions, and what they require, put at the top of site-packages."""
+    """Top-level entries of site-packages that belong to the named packages and their requirements."""
     entries: dict[str, Path] = {}
     todo, done = list(names), set[str]()
     while todo:
@@ -242,7 +242,7 @@ def package_entries(names: tuple[str, ...]) -> list[Path]:
 
 
 def _required(text: str) -> re.Match[str] | None:
-    """The name in a requirement that applies here; extras and other platforms are left out."""
+    """Name in a requirement that applies here; extras and other platforms are ignored."""
     requirement, _, marker = text.partition(";")
     if "extra" in marker or ("platform" in marker and "linux" not in marker.lower()) or "python_version <" in marker:
         return None

@@ -1,4 +1,4 @@
-"""Python programs of a box: how one is asked for, many side by side, and what came of it.
+"""Python programs of a box: requests, parallel execution and results.
 
 A payload starts with its mode, one letter that guest.py knows: P a program, G a group of programs that share a process,
 C a call of a function. Servers have the modes S (files, or the interpreter) and T (a conversation).
@@ -23,12 +23,12 @@ from harena.sandbox.backend import Task, TaskDone
 from harena.sandbox.spec import MB, Limits, Result, Usage, Verdict
 
 RUNNER_BYTES = 256
-"""What the runner in a program's process writes to the result pipe of its own: CPU time, limits, exit code."""
+"""Bytes that the runner in a program's process itself writes to the result pipe: CPU time, limits, exit code."""
 RECORD = struct.Struct("<ciddII")
 
 
 class Profile(enum.IntEnum):
-    """The seccomp profiles of a box's configuration, in its order."""
+    """Seccomp profiles in the order of a box's configuration."""
 
     SESSION = 0
     PROGRAM = 1
@@ -37,7 +37,7 @@ class Profile(enum.IntEnum):
 
 
 class Lane:
-    """Programs of one box, side by side. Uses the zygote's socket alone."""
+    """Runs programs of one box in parallel. It has exclusive use of the zygote's socket."""
 
     def __init__(self, channel: Channel, box: str, workspace_mb: int) -> None:
         self._sock = channel.exclusive
@@ -60,7 +60,7 @@ class Lane:
         self.flush()
 
     def flush(self) -> bool:
-        """As much as the box takes now: while it waits for us to read, it does not read."""
+        """Send as much as the box accepts now. The box does not read while it waits for us to read."""
         with contextlib.suppress(BlockingIOError):
             while self._unsent:
                 self._unsent = self._unsent[self._sock.send(self._unsent, socket.MSG_DONTWAIT) :]
@@ -105,7 +105,7 @@ class Lane:
 
 
 def results_of(done: wire.Done, task: Task) -> list[Result]:
-    """Of a group whose process broke, those of the programs before the one that broke it, and that one's."""
+    """Results of a group. If a program broke the process, the results end with that program."""
     if not task.grouped:
         return [program_result(done, task.limits)]
     records = wire.parse_records(done.result, len(task.sources))
@@ -166,8 +166,8 @@ def spawn(
     batch: bool = False,
     answer_bytes: int = 0,
 ) -> wire.Spawn:
-    """A fork of the zygote; with `fresh_mb` on files of its own, else on the box's workspace. `answer_bytes`: for what
-    it answers beside its output, a value or the records of a group."""
+    """Request for a fork of the zygote, with `fresh_mb` on its own files, otherwise on the box's workspace.
+    `answer_bytes`: size limit of its answer in addition to its output, a value or the records of a group."""
     fresh = wire.Flag.FRESH_FS if fresh_mb is not None else wire.Flag(0)
     return wire.Spawn(
         kind=wire.Kind.PROGRAM,
@@ -211,7 +211,7 @@ def call_result(done: wire.Done, limits: Limits, name: str) -> Result:
 
 
 def group_result(record: bytes, limits: Limits) -> Result:
-    """What the runner inside a group's process wrote of one program: the guest's word, in our shape."""
+    """Result of one program of a group, from the record that its own process wrote, which is untrusted."""
     broken = Result(
         verdict=Verdict.EXIT,
         exit_code=1,

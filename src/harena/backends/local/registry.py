@@ -1,4 +1,4 @@
-"""The record of live boxes on this machine: one small file each, removed by the box's keeper when the box ends.
+"""Records of live boxes on this machine: one small file each, removed by the box's keeper when the box ends.
 
 A box whose host process was killed ends by itself, and its keeper cleans up. Only when both were killed at once does
 something stay behind (an empty cgroup, the record); the next start sweeps it.
@@ -38,7 +38,7 @@ def folder() -> Path:
 
 
 def record(box: str, cgroups: list[Path]) -> Path:
-    """Who owns the box, and where it has cgroups: a sweeper may be one that would not look there."""
+    """Write the owner of the box and the paths of its cgroups, which a later sweep may not find otherwise."""
     path = folder() / box
     try:
         path.write_text("\n".join([f"{os.getpid()} {_started(os.getpid())}", *map(str, cgroups)]) + "\n")
@@ -56,7 +56,7 @@ def _unwritable(path: Path, error: OSError) -> IsolationUnavailable:
 
 
 def sweep() -> int:
-    """Removes what boxes left whose owner is gone and whose keeper had no chance. Returns how many."""
+    """Remove leftovers of boxes whose owner and keeper were killed. Returns the number of boxes."""
     swept = 0
     if _started(os.getpid()) == "gone":
         return 0  # without /proc every owner looks gone
@@ -77,7 +77,7 @@ def sweep() -> int:
 
 
 def _started(pid: int) -> str:
-    """A pid alone may have been given to another process since."""
+    """Start time of a process, because its pid may have been reused."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
     except OSError:

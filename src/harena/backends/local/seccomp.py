@@ -1,12 +1,13 @@
-"""The system calls a guest may make, as a seccomp filter. An allow-list: what is not named here is refused.
+"""Seccomp filter of guests: an allow-list of system calls. Calls that are not named here are refused.
 
-Promises: no way to a namespace, mount, key, module, trace of another process or socket family that a box has no use
-for; no file with a setuid or setgid bit; nothing of a foreign architecture. Does not bound what the allowed calls
-use (limits do), nor what they reach (namespaces and Landlock do), and installs nothing (the launcher does).
+Guarantees: guests cannot use namespaces, mounts, keys, kernel modules, tracing of other processes, or socket families
+that a box does not need; they cannot create files with a setuid or setgid bit, nor make calls of a foreign
+architecture. The filter does not limit the resources that allowed calls use (limits do) or what they reach (namespaces
+and Landlock do). The launcher installs it.
 
-A refused call gets EPERM; one this table has no name for gets ENOSYS, and so does what callers know how to do
-without. A foreign architecture is killed; x32 calls carry numbers far above the highest known one and get ENOSYS,
-as from a kernel built without x32.
+A refused call gets EPERM. Unknown calls, and calls that software can do without, get ENOSYS. A process that makes a
+call of a foreign architecture is killed; x32 calls carry numbers far above the highest known one and get ENOSYS, as
+from a kernel built without x32.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from harena.errors import IsolationUnavailable
 
 class Profile(enum.Enum):
     SESSION = "session"
-    """Processes of a session's box."""
+    """Commands of a box."""
     PROGRAM = "program"
-    """Programs of `pool.map`: only AF_UNIX sockets."""
+    """Programs of `pool.map`: AF_UNIX sockets only."""
     TALK = "talk"
-    """Agents of a match: as PROGRAM, and bound to the processors that the host chose."""
+    """Agents of a match: like PROGRAM, and bound to the processors that the host chose."""
     INTERPRETER = "interpreter"
     """The persistent interpreter: may also clone() with one exact value of flags, to fork itself into namespaces."""
 
@@ -49,7 +50,7 @@ ENOPROTOOPT = _ERRNO | errno.ENOPROTOOPT
 
 
 class Check(NamedTuple):
-    """A look at half an argument: `then` if it is one of the values, after masking."""
+    """Check of one half of an argument: `then` applies if it is one of the values, after masking."""
 
     word: int
     values: tuple[int, ...]
@@ -59,7 +60,7 @@ class Check(NamedTuple):
 
 
 Action: TypeAlias = int | Check
-"""What becomes of a call: a return value of the filter, or a check that leads to one."""
+"""Action for a call: a return value of the filter, or a check that leads to one."""
 
 
 def _low(arg: int) -> int:
@@ -121,7 +122,7 @@ COMMANDS_ONLY: dict[str, str] = {
     "semop semtimedop shmat shmctl shmdt shmget": "fakeroot, PostgreSQL, X11; in an IPC namespace of the execution",
     "landlock_restrict_self": "the launcher confines a command that it prepared; there is no way to make a ruleset",
 }
-"""What real software needs as a command, and Python programs do not, with the reason."""
+"""Calls that software needs when it runs as a command, but Python programs do not need, with the reason."""
 
 MISSING = """
     clone3 openat2 cachestat file_getattr file_setattr lsm_get_self_attr lsm_list_modules lsm_set_self_attr
@@ -401,8 +402,8 @@ def _socket(profile: Profile, allow: Collection[str]) -> Check:
 
 
 def _socket_options(profile: Profile) -> Check:
-    """For setsockopt and getsockopt: level, then option. Not there: packet filters, netfilter's tables, multicast
-    routing, TCP's upper-layer protocols."""
+    """Checks for setsockopt and getsockopt: level, then option. Not allowed: packet filters, netfilter's tables,
+    multicast routing, TCP's upper-layer protocols."""
     known: Action = ENOPROTOOPT
     if profile not in (Profile.PROGRAM, Profile.TALK):
         levels = ((_IPPROTO_IPV6, IPV6_OPTIONS), (_IPPROTO_IP, IP_OPTIONS), (_IPPROTO_TCP, TCP_OPTIONS))
@@ -428,10 +429,9 @@ def policy(
     own_inodes: bool = True,
     allow: Collection[str] = (),
 ) -> dict[str, Action]:
-    """What becomes of each call by name; a known one that is not here gets EPERM. `counted`: a cgroup counts memory
-    that belongs to no process; without one there must be no way to it. `own_inodes`: what the box only reads are not
-    the host's inodes; else it may lock and watch nothing. `allow`: what `Spec.allow`
-    names, for commands alone."""
+    """Return the action for each call by name; known calls that are not listed get EPERM. `counted`: a cgroup counts
+    memory that belongs to no process; otherwise such memory is refused. `own_inodes`: read-only files have their own
+    inodes; otherwise locks and watches are refused. `allow`: the permissions of `Spec.allow`, for commands only."""
     commands = profile is Profile.SESSION
     actions: dict[str, Action] = dict.fromkeys(" ".join(EVERYBODY.values()).split(), ALLOW)
     if commands:
@@ -473,7 +473,7 @@ def assemble(
     own_inodes: bool = True,
     allow: Collection[str] = (),
 ) -> bytes:
-    """The filter as an array of struct sock_filter. `fork_flags` goes with Profile.INTERPRETER, and only with it."""
+    """Return the filter as an array of struct sock_filter. `fork_flags` is used with Profile.INTERPRETER only."""
     if (profile is Profile.INTERPRETER) != (fork_flags is not None):
         raise ValueError("fork_flags goes with Profile.INTERPRETER, and only with it")
     if fork_flags is not None and not 0 < fork_flags <= WORD:
@@ -517,9 +517,9 @@ _FEW = 3  # numbers told apart one by one rather than by halving: fewer instruct
 
 
 class Assembler:
-    """Writes a program from its end to its start: jumps only go forward, so a target is there before its jumps.
+    """Builds a program from its end to its start: jumps only go forward, so a target exists before its jumps.
 
-    Places are counted from the end.
+    Positions are counted from the end.
     """
 
     def __init__(self) -> None:
@@ -530,7 +530,7 @@ class Assembler:
         return b"".join(struct.pack("<HBBI", *instruction) for instruction in reversed(self._backwards))
 
     def action(self, action: Action) -> int:
-        """Where the action is carried out; written once, and again where a jump could not reach it."""
+        """Position of an action. It is written once, and again if a jump could not reach it."""
         place = self._placed.get(action)
         if place is None:
             place = self._emit(_RETURN, action) if isinstance(action, int) else self._check(action)
@@ -538,12 +538,13 @@ class Assembler:
         return place
 
     def search(self, by_number: list[Action]) -> int:
-        """Finds the action for the number that is loaded; the last one also holds for every higher number."""
+        """Write a search for the action of the loaded number; the last action applies to every higher number as
+        well."""
         starts = [n for n in range(len(by_number)) if n == 0 or by_number[n] != by_number[n - 1]]
         return self._tree(by_number, [*starts, len(by_number)])
 
     def load(self, word: int) -> int:
-        """Loads a word of struct seccomp_data for what was written last."""
+        """Load a word of struct seccomp_data for the instructions that were written last."""
         return self._emit(_LOAD, word)
 
     def jump(self, operation: int, value: int, then: int, otherwise: int) -> int:

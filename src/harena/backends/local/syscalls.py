@@ -1,4 +1,4 @@
-"""System call numbers by name, for the two machines Harena knows. Plain data, up to Linux 6.18; decides nothing."""
+"""System call numbers by name, for the two supported architectures, up to Linux 6.18."""
 
 from __future__ import annotations
 
@@ -95,4 +95,4 @@ _GENERIC = _count(
 )
 
 NUMBERS: dict[str, dict[str, int]] = {"x86_64": _X86_64 | _SHARED, "aarch64": _GENERIC | _SHARED}
-"""Keyed by what uname calls the machine."""
+"""Numbers by the machine name of uname."""

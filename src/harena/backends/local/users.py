@@ -1,7 +1,7 @@
-"""Chooses the user that a box is on the host: never root, and for root one that owns nothing else.
+"""Chooses the host user of a box: never root, and for boxes of root a user that owns nothing else.
 
-The kernel keeps quotas (inotify, queued signals, timers) by user, so each box of root gets a user of its own. Inside a
-user namespace, as in a rootless container, only the users of its map exist.
+The kernel keeps quotas (inotify, queued signals, timers) per user, so each box of root gets its own user. Inside a user
+namespace, as in a rootless container, only the users of its map exist.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from harena.errors import IsolationUnavailable
 
 FIRST, COUNT = 0x70000000, 1 << 27
-"""Where a host's root takes users from: far above those that people and services have."""
+"""Range of user ids for boxes of root, far above those of people and services."""
 
 
 def choose() -> int | None:
-    """None: the box is the user who starts it, who is not root or is alone in a user namespace."""
+    """Return the user of a box. None means the user who starts it, who is not root or is alone in a user namespace."""
     if os.geteuid() != 0:
         return None
     users, groups = _mapped("uid"), _mapped("gid")

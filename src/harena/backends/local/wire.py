@@ -1,7 +1,7 @@
-"""The frames between host and box, and the parser of what a box sends.
+"""Frames between host and box, and the parser of data from a box.
 
-Everything a box sends is hostile: lengths are capped before memory is taken, every structure has one size, unknown
-operations and trailing bytes are refused with WireError. The other side is native/harena.h and guest.py.
+Everything a box sends is hostile: lengths are capped before memory is allocated, every structure has a fixed size,
+unknown operations and trailing bytes are refused with WireError. The other side is native/harena.h and guest.py.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from harena.sandbox.spec import MB
 MAGIC = 0x314E5248
 MAX_FRAME = 64 * MB
 MAX_REPORT = MB
-"""Largest frame from an init or a zygote: what a job writes comes in pieces, and only files are longer."""
+"""Largest frame from an init or a zygote. Output of jobs comes in pieces, and only file contents are longer."""
 MAX_FDS = 8
 MAX_JSON = 16 * MB
 MAX_ITEMS = 1_000_000
-"""Most items of one JSON value, nested ones and keys included: a few bytes of JSON become a hundred in memory."""
+"""Maximum number of items of a JSON value, including nested ones and keys: a few bytes of JSON take a hundred in
+memory."""
 MAX_ANSWER_ITEMS = 2_500_000
-"""The same for a server's answer: the longest lists 200,000 files."""
+"""The same for an answer of a server; the longest lists 200,000 files."""
 MAX_DEPTH = 200
-"""Most levels of one JSON value: what takes it apart later may do so by recursion."""
+"""Maximum nesting of a JSON value, because code that reads it later may be recursive."""
 HEAD = struct.Struct("<IHHII")
 SPAWN = struct.Struct("<IIQQQQQIIIIIIIIIIIIHHI")
 DONE = struct.Struct("<IiIiQQQQIIII")
@@ -49,7 +50,7 @@ class Op(enum.IntEnum):
     USAGE = 7
     CANCEL_FORKS = 8
     CALL = 16
-    """To a server in the box (guest.py): JSON and bytes."""
+    """Request to a server in the box (guest.py): JSON and bytes."""
     PONG = 65
     DONE = 66
     STARTED = 67
@@ -93,11 +94,11 @@ class Frame(NamedTuple):
     body: bytes
     fds: tuple[int, ...] = ()
     earlier: Output | None = None
-    """With DONE: what the job wrote before, where that was much."""
+    """With DONE: output that the job wrote before, if there was much of it."""
 
 
 class Output:
-    """What a job writes while it runs, piece by piece, up to the bytes that it was allowed."""
+    """Output of a running job, collected in pieces up to its limit."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -113,12 +114,12 @@ class Output:
         self._parts[stream].append(body[U32.size :])
 
     def joined(self, *rest: bytes) -> list[bytes]:
-        """Standard output, standard error and result, ended by what came last."""
+        """Standard output, standard error and result, including the last piece."""
         return [b"".join((*parts, last)) if parts else last for parts, last in zip(self._parts, rest, strict=True)]
 
 
 class Done(NamedTuple):
-    """How a job ended, as the init of the box or the zygote saw it."""
+    """How a job ended, as reported by the init of the box or the zygote."""
 
     ended: int
     wstatus: int
@@ -158,11 +159,11 @@ class Spawn:
     rows: int = 0
     cols: int = 0
     result: int = 0
-    """Bytes that it may write to its result pipe."""
+    """Bytes that the job may write to its result pipe."""
 
     @property
     def room(self) -> int:
-        """The most that it writes."""
+        """Maximum number of bytes that the job writes."""
         return self.output + self.result
 
     def encode(self) -> bytes:
@@ -236,7 +237,7 @@ def parse_error(body: bytes) -> tuple[int, str]:
 
 
 def parse_records(data: bytes, limit: int) -> list[bytes]:
-    """The whole records in what a program wrote to its result pipe; a guest may have cut or forged the last."""
+    """Complete records that a program wrote to its result pipe. A guest may have truncated or forged the last one."""
     records: list[bytes] = []
     at = 8
     while len(data) - at >= U32.size and len(records) < limit:
@@ -268,12 +269,12 @@ def parse_answer(body: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 class ValueTooLarge(WireError):
-    """JSON with more items or levels than the host takes apart."""
+    """JSON with more items or levels than the host accepts."""
 
 
 def parse_json(data: bytes, max_items: int = MAX_ITEMS) -> Any:
     """Strict JSON: no NaN, no infinities, no repeated keys, no numbers of unbounded length; items and levels are
-    bounded before anything is made of them."""
+    bounded before any value is created."""
     _bound(data, max_items)
     try:
         return json.loads(data, parse_constant=_refuse, parse_int=_int, parse_float=_float, object_pairs_hook=_object)
@@ -291,7 +292,8 @@ def _items(text: bytes) -> int:
 
 
 def _bound(text: bytes, max_items: int) -> None:
-    """Counts items and levels without making any of them. Only where there seem to be many, strings are left out."""
+    """Check the number of items and levels without creating values. Strings are skipped only if there seem to be
+    many."""
     if _items(text) < max_items and text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return
     text = _STRING.sub(b"", text)
@@ -330,7 +332,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Reader:
-    """Cuts a box's byte stream into frames; keeps at most one frame and one read in memory."""
+    """Splits a box's byte stream into frames. Keeps at most one frame and one read in memory."""
 
     def __init__(self, max_frame: int = MAX_FRAME) -> None:
         self._max_frame = max_frame
@@ -363,5 +365,5 @@ class Reader:
 
 
 def rights(fds: tuple[int, ...]) -> list[tuple[int, int, array.array[int]]]:
-    """What sendmsg takes to hand descriptors over."""
+    """Ancillary data for sendmsg that passes descriptors."""
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

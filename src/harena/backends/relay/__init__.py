@@ -1,7 +1,7 @@
-"""Boxes that live in another process, reached over one stream: no descriptor, process id or path crosses it.
+"""Backend with boxes in another process, reached over one stream: no descriptor, process id or path crosses it.
 
-The proof that a backend need not share a process with its caller, and the smallest example of one. `link` has the
-messages, `client` the caller's side, `node` the other.
+It shows that a backend does not have to share a process with its caller, and is the smallest example of a backend.
+`link` has the messages, `client` the caller's side, `node` the other side.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The caller's side: boxes whose verbs are requests to a node. Processes have pipes of this process, which threads fill
-and empty, so that a stream is the same here as anywhere.
+"""Client side of the relay: boxes whose verbs are requests to a node. The streams of a process are pipes of this
+process, which threads fill and empty, so that streams behave as with other backends.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from harena.sandbox.process import CHUNK, Process, Written
 from harena.sandbox.spec import Limits, Result, Spec
 
 SLICE_S = 5.0
-"""How long the node waits for one answer of a process before it is asked again."""
+"""How long the node waits for an answer of a process before the client asks again."""
 
 Answer = tuple[Message, bytes]
 
 
 class RelayBackend:
-    """Starts a node of this machine with the first box; it ends with the last one who uses it."""
+    """Starts a node on this machine with the first box. The node ends with its last user."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class RelayBackend:
 
 
 class Connection:
-    """Requests to a node, and the thread that hands out its answers."""
+    """Sends requests to a node; a thread distributes the answers."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -78,7 +78,7 @@ class Connection:
         return not self._lost and os.getpid() == self._owner
 
     def call(self, verb: str, data: bytes = b"", **arguments: Any) -> Answer:
-        """Raises what the node raised."""
+        """Send a request and return the answer. Raises what the node raised."""
         return self.begin(verb, data, **arguments)[1].result()
 
     def begin(self, verb: str, data: bytes = b"", **arguments: Any) -> tuple[int, Future[Answer]]:
@@ -96,7 +96,7 @@ class Connection:
         return number, future
 
     def tell(self, verb: str, **arguments: Any) -> None:
-        """Without waiting for an answer, or for anything else: also while the process ends."""
+        """Send a request without waiting for anything, also while the process ends."""
         with contextlib.suppress(OSError, BoxError):
             self.begin(verb, **arguments)
 
@@ -251,7 +251,7 @@ class _Control:
         self._node.call("resize", handle=self._handle, rows=rows, cols=cols)
 
     def wait(self, timeout_s: float, written: Written) -> Result:
-        """The node has seen all of the output and judges by it."""
+        """Wait for the end. The node has seen all output and determines the verdict."""
         return link.result_in(*self._node.call("wait", handle=self._handle, timeout_s=timeout_s))
 
     def forget(self) -> None:
@@ -278,7 +278,7 @@ def _in_thread(work: Callable[..., None], *arguments: Any) -> None:
 
 
 def _pump_out(node: Connection, handle: int, stream: str, fd: int) -> None:
-    """What the process writes, into a pipe of ours; a full one makes it wait."""
+    """Copy output of the process into a local pipe. A full pipe makes the process wait."""
     try:
         with contextlib.suppress(OSError, BoxError), os.fdopen(fd, "wb", buffering=0) as file:
             while data := _read(node, handle, stream):
@@ -315,7 +315,7 @@ def _pump_in(node: Connection, handle: int, fd: int) -> None:
 
 
 class RelayPrograms:
-    """The node runs the tasks and pushes what ended; a pipe of ours says that there is something."""
+    """The node runs the tasks and pushes the results; a local pipe signals that there are some."""
 
     def __init__(self, node: Connection, handle: int) -> None:
         self.handle = handle
@@ -358,7 +358,7 @@ class RelayPrograms:
 
 
 class RelayConversation:
-    """Its clocks are the node's, beside the process."""
+    """A conversation whose clocks are read by the node, on the machine of the process."""
 
     def __init__(self, node: Connection, handle: int) -> None:
         self._node = node

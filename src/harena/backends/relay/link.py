@@ -1,5 +1,5 @@
-"""Messages between a client and a node: a JSON object and bytes, on a stream. And what travels in them: specs, limits,
-results, errors. Sizes are capped before memory is taken, and an unknown error never becomes a success.
+"""Messages between a client and a node: a JSON object and bytes, on a stream. They carry specs, limits, results and
+errors. Sizes are capped before memory is allocated, and an unknown error never becomes a success.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Link:
             self._sock.sendall(HEAD.pack(len(text), len(data)) + text + data)
 
     def receive(self) -> tuple[Message, bytes] | None:
-        """None at the end of the stream."""
+        """Receive a message; None at the end of the stream."""
         head = self._exactly(HEAD.size)
         if head is None:
             return None
@@ -71,7 +71,7 @@ class Link:
         self._sock.close()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the copy without ending the conversation."""
+        """Close the copy in a forked child without ending the connection."""
         fd = self._sock.detach()
         if fd >= 0:
             os.close(fd)
@@ -101,7 +101,7 @@ def task_in(message: Message, stdin: bytes) -> Task:
 
 
 def json_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message:
-    """Of a call; refused here where they are no JSON, before anything is sent."""
+    """Check that the arguments of a call are valid JSON before anything is sent."""
     given = {"args": [*args], "kwargs": {**kwargs}}
     try:
         json.dumps(given, allow_nan=False)
@@ -159,7 +159,7 @@ PLAIN = {
         OSError,
     )
 }
-"""Made again from their text alone, the most special one first."""
+"""Errors that are recreated from their text alone, the most specific first."""
 
 
 def error_out(error: BaseException) -> Message:

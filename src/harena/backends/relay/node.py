@@ -1,5 +1,5 @@
-"""The other side: a process that holds boxes of a backend and does what a client asks for, each request in a thread of
-its own. Ends, with all of its boxes, when the client hangs up. `python -m harena.backends.relay.node DESCRIPTOR`.
+"""Server side of the relay: a process that holds boxes of a backend and serves requests, each in its own thread. It
+ends, with all of its boxes, when the client disconnects. `python -m harena.backends.relay.node DESCRIPTOR`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Request:
 
 @dataclasses.dataclass(slots=True)
 class _Held:
-    """A box, for as long as the client has it."""
+    """A box that a client holds."""
 
     box: Box
 
@@ -317,7 +317,7 @@ VERBS: dict[str, Callable[[Node, Request], Answer]] = {
         *(Node.others_cpu_ns, Node.freeze, Node.thaw, Node.pin, Node.end, Node.drop),
     )
 }
-"""What a client may ask for; `give` beside them."""
+"""Verbs that a client may request, in addition to `give`."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -326,7 +326,7 @@ class _Talk:
 
 
 class _Lane:
-    """Tasks of a box, in a thread that ends when none is left: the box may be used for other things then."""
+    """Runs tasks of a box in a thread, which ends when no task is left. Then the box can be used for other things."""
 
     def __init__(self, link: Link, box: Box) -> None:
         self.handle = 0
@@ -382,7 +382,8 @@ class _Lane:
 
 
 def _wait_for_the_client(number: int, frame: object) -> None:
-    """A terminal tells all of its processes; the client will hang up. Ignored, the signal would be so in every box."""
+    """Handle Ctrl-C without ending, since the client will disconnect. If it were ignored, every box would ignore it
+    too."""
 
 
 def main() -> None:
