@@ -1,3 +1,3 @@
-"""Matches between agents that trust nobody: games, seats, clocks, runner, replays."""
+"""Matches between untrusted agents: games, seats, clocks, runner, replays."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Measures matches on this machine: `harena bench match`. Real boxes, every move behind its clock, replays recorded;
-benchmarks/match.py puts kaggle-environments and PettingZoo beside it."""
+"""Benchmark of matches on this machine: `harena bench match`. It uses real boxes, clocks for every move, and recorded
+replays. benchmarks/match.py compares the results with kaggle-environments and PettingZoo."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def spec_of(environment: str, *sources: str, **options: Any) -> MatchSpec:
 
 
 def steps_per_second(spec: MatchSpec, games: int, rack: Rack) -> float:
-    """A series with the agents kept, games and replays and all, on one processor as in a worker."""
+    """Steps per second of a series that keeps its agents, including games and replays, on one processor as in a
+    worker."""
     with on_one_processor():
         play(spec, rack=rack)
         started = time.perf_counter()
@@ -109,7 +110,7 @@ def series(quick: bool) -> list[Row]:
 
 
 def in_process(environment: str, source: str, games: int) -> float:
-    """The same agents in our own process: no walls, no clocks. They get the same arrays."""
+    """The same agents in our own process, without isolation and clocks. They get the same arrays."""
     names: dict[str, Any] = {}
     exec(compile(source, "<agent>", "exec"), names)  # our own source, above
     game = registry.make(environment)
@@ -147,7 +148,7 @@ def together(quick: bool) -> list[Row]:
 
 
 def first_move(spec: MatchSpec, rack: Rack) -> float:
-    """When the first move of a match was made."""
+    """Time until the first move of a match."""
     moves: list[float] = []
     play(spec, rack=rack, on_event=lambda event: moves.append(time.perf_counter()) if event.get("step") else None)
     return moves[0]
@@ -166,7 +167,7 @@ def start(quick: bool) -> list[Row]:
 
 
 def replay_size(quick: bool) -> list[Row]:
-    """Of a game that goes on for the full 1000 steps, between agents whose every second move is a die's."""
+    """Size of the replay of a full game of 1000 steps between agents that make every second move at random."""
     move = "random.randrange(3) if random.random() < 0.5 else 0 if o[1] < o[4] else 2"
     dice = f"import random\ndef act(o): return {move}\n"
     other = dice.replace("o[4]", "o[5]")
@@ -183,7 +184,7 @@ def replay_size(quick: bool) -> list[Row]:
 
 
 def clock_error(quick: bool) -> list[Row]:
-    """20 ms of thinking a move, opposite an agent that never stops thinking."""
+    """Time charged for 20 ms of thinking against an opponent that never stops computing."""
     spec = spec_of("connect_four", THINKER, PONDERER)
     charged: list[float] = []
     with Rack() as rack:

@@ -1,9 +1,9 @@
-"""Says in words what is wrong with a game. Plays it at random, again from the same seed, and looks at every answer.
+"""Checks a game: plays it at random, repeats it from the same seed, and checks every answer.
 
     problems = check_game(MyGame)     # or a factory; an empty list means that nothing was found
 
-It can only see what random play reaches. That an observation gives nothing of another's secret away cannot be checked
-from outside; that it does not hold the seed is.
+Only states that random play reaches are checked. The check cannot find observations that reveal another seat's secret,
+but it does check that they do not contain the seed.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from harena.match import spaces
 from harena.match.game import Game, IllegalAction, Outcome
 
 MAX_STEPS_IN_ALL = 6_000
-"""No more games are begun after so many steps: a checker that takes minutes is not used."""
+"""No new game is started after this many steps, so that the check stays fast."""
 _TRIES = 1000
 _LOOKS = 20
-"""Outcome, forfeit and text are looked at in the first steps of a game only; the view in all of them."""
+"""Outcome, forfeit and text are checked only in the first steps of a game; the view in all of them."""
 
 
 class _Broken(Exception):
-    """This game cannot be played on; the breach is noted."""
+    """The game cannot continue; the problem is recorded."""
 
 
 @dataclass(slots=True)
 class _Trace:
-    """A game as it was played, to be compared with the next time."""
+    """Record of a played game, to compare with its repetition."""
 
     actions: list[dict[int, Any]] = field(default_factory=list[dict[int, Any]])
     states: list[str] = field(default_factory=list[str])
 
 
 def check_game(factory: Callable[[], Game], *, games: int = 20) -> list[str]:
-    """Every kind of breach once, in the order in which it was met."""
+    """Return every kind of problem once, in the order in which it was found."""
     checker = _Checker(factory)
     with contextlib.suppress(_Broken):
         checker.run(games)
@@ -48,7 +48,7 @@ def check_game(factory: Callable[[], Game], *, games: int = 20) -> list[str]:
 
 
 def sample_action(game: Game, seat: int, rng: random.Random) -> Any:
-    """Any action of the seat's space; one that the mask allows where the observation has an "action_mask"."""
+    """Random action of the seat's space; if the observation has an "action_mask", one that it allows."""
     actions, seen = game.action_space(seat), game.observation_space(seat)
     if isinstance(actions, spaces.Discrete) and isinstance(seen, spaces.Dict) and "action_mask" in seen.spaces:
         mask = seen.decode_all(seen.encode(game.observe(seat)))["action_mask"]
@@ -167,7 +167,7 @@ class _Checker:
         return moving
 
     def _state(self, game: Game, seed: int) -> str:
-        """All that can be seen of a game, as text that can be compared."""
+        """Everything visible of a game, as text for comparison."""
         seen = [self._observed(game, seat, seed).hex() for seat in range(game.seats)]
         return json.dumps([list(self._call("to_move()", game.to_move)), seen, self._viewed(game, seed)])
 
@@ -200,7 +200,7 @@ class _Checker:
         return json.loads(text)
 
     def _harmless(self, game: Game, state: str, seed: int) -> None:
-        """What may be asked at any time changes nothing."""
+        """Check that read-only methods change nothing."""
         text = self._call("text()", game.text)
         if not isinstance(text, str):
             self._note(f"text() is a {type(text).__name__}: a text is expected")

@@ -1,4 +1,5 @@
-"""What a game is. It lives on the trusted side with the clock and the score; agents only see what `observe` gives.
+"""Interface of games. A game runs on the trusted side with the clock and the score; agents see only what `observe`
+returns.
 
 A game is an object with the methods of `Game`. Register one in the entry-point group "harena.games", or name it as
 "module:factory"; `harena.match.check` says what is wrong with one.
@@ -30,12 +31,12 @@ class IllegalAction(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a game ended. The same whoever looks: derived from the rules alone."""
+    """How a game ended, derived from the rules alone."""
 
     scores: tuple[float, ...]
     """One per seat, in the game's own points; more is better."""
     winner: int | None
-    """The seat that won; None for a draw, or where the game names none."""
+    """The seat that won; None for a draw, or if the game names no winner."""
     reason: str = ""
     """One line a spectator understands: "four in a row", "11 points"."""
 
@@ -48,9 +49,9 @@ class Game(Protocol):
     """With its version: "pong-v1". A change of the rules is a new version."""
     seats: int
     simultaneous: bool
-    """All seats that are to move move at once; else exactly one is to move."""
+    """True if all seats that are to move act at once; otherwise exactly one seat is to move."""
     max_steps: int
-    """The game has ended by itself after at most so many steps."""
+    """Maximum number of steps, after which the game has ended by itself."""
 
     def observation_space(self, seat: int) -> spaces.Space: ...
     def action_space(self, seat: int) -> spaces.Space: ...
@@ -58,7 +59,7 @@ class Game(Protocol):
     def reset(self, seed: int) -> None: ...
 
     def to_move(self) -> Sequence[int]:
-        """The seats whose action the next step needs; empty when the game is over."""
+        """Seats whose action the next step needs; empty if the game is over."""
         ...
 
     def observe(self, seat: int) -> Any:
@@ -66,43 +67,43 @@ class Game(Protocol):
         ...
 
     def step(self, actions: Mapping[int, Any]) -> Mapping[int, float]:
-        """Takes one action for each seat of `to_move`; returns the rewards of this step (missing: 0). Raises
+        """Apply one action for each seat of `to_move`. Returns the rewards of this step (missing: 0). Raises
         IllegalAction, and then changes nothing."""
         ...
 
     def outcome(self) -> Outcome:
-        """When nobody is to move."""
+        """Return the outcome. Called when the game is over."""
         ...
 
     def forfeit(self, losers: Sequence[int]) -> Outcome:
-        """These seats broke the rules, crashed or ran out of time: what the others get. See `forfeited`."""
+        """Return the outcome if these seats broke the rules, crashed or ran out of time. See `forfeited`."""
         ...
 
     def view(self) -> dict[str, Any]:
-        """The whole state as JSON data, for spectators and replays, secrets included: the runner shows it to nobody
-        before the end where `hidden` is True."""
+        """The whole state as JSON data, including secrets, for spectators and replays. If `hidden` is True, the runner
+        shows it to nobody before the end."""
         ...
 
     hidden: bool
-    """Some seats must not see all that `view` shows."""
+    """True if some seats must not see everything that `view` shows."""
 
     def text(self) -> str:
-        """The position for a terminal, a few lines."""
+        """The position as a few lines for a terminal."""
         ...
 
 
 class CanWithdraw(Protocol):
-    """A game of more than two seats may have this method too."""
+    """Optional method of games with more than two seats."""
 
     def withdraw(self, seats: Sequence[int]) -> bool:
-        """These seats broke the rules, crashed or ran out of time: takes them out, so that `to_move` names them no more
-        and the others play on, or the game is over. False, and nothing changes, where it cannot: then it ends for
-        all by `forfeit`."""
+        """Remove seats that broke the rules, crashed or ran out of time, so that `to_move` no longer names them. Then
+        the others play on, or the game is over. Returns False and changes nothing if that is not possible; then the
+        game ends for everybody by `forfeit`."""
         ...
 
 
 def withdraw(game: Game, seats: Sequence[int]) -> bool:
-    """Whether the game goes on without these seats."""
+    """Withdraw seats if the game supports it. Returns whether the game continues without them."""
     method: Callable[[Sequence[int]], bool] | None = getattr(game, "withdraw", None)
     return method is not None and bool(method(seats))
 
@@ -127,7 +128,7 @@ class BaseGame:
 
 
 def forfeited(seats: int, losers: Sequence[int]) -> Outcome:
-    """The usual rule: who misbehaved loses with -1, the others share the win; one left over is the winner."""
+    """The usual rule: seats at fault lose with -1, and the others share the win; if one is left, it is the winner."""
     left = [seat for seat in range(seats) if seat not in losers]
     scores = tuple(-1.0 if seat in losers else 1.0 for seat in range(seats))
     if seats == 1:

@@ -1,4 +1,4 @@
-"""Games by id. An id from a client chooses among what the operator installed, and never names code to import.
+"""Registry of games by id. An id from a client selects among installed games, and never names code to import.
 
 - built in, and entry points of the group "harena.games": "pong-v1"; a bare name ("pong") means its newest version
 - Gymnasium: "CartPole-v1", or "gymnasium/CartPole-v1"; PettingZoo: "pettingzoo/classic/connect_four_v3"; OpenSpiel:
@@ -64,14 +64,14 @@ class UnknownGame(HarenaError):
 
 
 class MissingExtra(UnknownGame):
-    """The game is there, the package that carries it is not: the message has the line that installs it."""
+    """The package of a known game is missing; the message has the line that installs it."""
 
     def __init__(self, game_id: str, package: str, extra: str) -> None:
         super().__init__(f"{game_id} needs {package}: pip install 'harena[{extra}]'")
 
 
 def resolve(game_id: str) -> str:
-    """The full id, with its version, of what `make` would make."""
+    """Return the full id, with its version, of the game that `make` would create."""
     if not isinstance(game_id, str) or not 0 < len(game_id) <= MAX_ID:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UnknownGame(f"a game's id is a text of 1 to {MAX_ID} characters")
     if game_id in BUILT_IN:
@@ -97,8 +97,7 @@ def resolve(game_id: str) -> str:
 
 
 def make(game_id: str, config: Mapping[str, Any] | None = None) -> Game:
-    """A new game, whose `id` is the full one. The config is closed: a key the game does not know is a SpecError that
-    names those it does."""
+    """Create a game, whose `id` is the full one. An unknown config key raises a SpecError that names the known keys."""
     full = resolve(game_id)
     config = _plain(full, config)
     if full in BUILT_IN:
@@ -144,8 +143,8 @@ def info(game_id: str) -> GameInfo:
 
 
 def trust(game_id: str) -> None:
-    """Lets `make` import this "module:factory", here and in processes started from now on. Any other id is left alone.
-    Only for an id that the operator of this process typed."""
+    """Let `make` import this "module:factory", here and in processes started from now on. Other ids are ignored. Use it
+    only for an id that the operator of this process typed."""
     if ":" not in game_id:
         return
     if not _FACTORY.fullmatch(game_id):
@@ -164,7 +163,7 @@ def unknown(game_id: str, known: list[str], hint: str = "") -> UnknownGame:
 
 
 def checked_config(game_id: str, config: Mapping[str, Any], allowed: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuses keys that are not in `allowed`, by name."""
+    """Refuse keys that are not in `allowed`, by name."""
     for key in config:
         if key not in allowed:
             names = ", ".join(sorted(allowed)) or "none"
@@ -202,7 +201,7 @@ def _build(game_id: str, factory: _Factory, config: dict[str, Any]) -> Game:
 
 
 def _try_out(game: Game) -> None:
-    """A constructor may take a value that the rules then stumble over."""
+    """Start the game once, because a constructor may accept a value that fails later."""
     if type(game.seats) is not int or type(game.max_steps) is not int:
         raise TypeError("seats and max_steps are whole numbers")
     game.reset(0)
@@ -226,7 +225,7 @@ def _normal(game_id: str) -> str:
 
 
 def _newest(name: str, known: list[str]) -> str | None:
-    """The id itself where it carries a version, else the one of that name with the highest."""
+    """The id itself if it has a version, otherwise the highest version of that name."""
     if name in known:
         return name
     versions = [match for match in map(_VERSIONED.fullmatch, known) if match and match["name"] == name]

@@ -1,4 +1,4 @@
-"""A match as data: what to play, how it went. Plain frozen data that crosses processes and the wire as msgpack."""
+"""Specs and results of matches. Plain frozen data that is sent between processes as msgpack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SeatStatus(enum.Enum):
     OUTPUT = "output"
     """Printed more than allowed."""
     PROTOCOL = "protocol"
-    """Sent what is no answer."""
+    """Sent a message that is not a valid answer."""
 
 
 class MatchStatus(enum.Enum):
@@ -56,12 +56,13 @@ class VoidCause(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Times in seconds of CPU, so that a busy machine or opponent costs nobody; the wall cap bounds waiting."""
+    """Time limits in CPU seconds, so that a busy machine or opponent costs an agent nothing; wall-clock caps limit
+    waiting."""
 
     start_s: float = 30.0
     """Loading the agent, up to its first reset; wall time."""
     move_s: float = 5.0
-    """For each move; what a move takes beyond it comes off the bank."""
+    """Time for each move; additional time is taken from the bank."""
     bank_s: float = 0.0
     """Extra time for the whole game."""
     match_s: float = 300.0
@@ -77,12 +78,12 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCode:
-    """An agent as it travels: files by relative path, and how to start it. Made by `agents.load`."""
+    """Files of an agent by relative path, and how to start it. Created by `agent.load`."""
 
     name: str
     files: dict[str, bytes]
     entry: str = "agent.py"
-    """The Python file that has the agent, or "" when a command is run."""
+    """The Python file with the agent, or "" if a command is run."""
     command: tuple[str, ...] = ()
     """An agent in any language: run in the folder of its files, speaks the line protocol of docs/agents.md."""
     shown: str = ""
@@ -95,14 +96,14 @@ class MatchSpec:
     agents: tuple[AgentCode, ...]
     seed: int = 0
     agents_seed: int | None = None
-    """What the agents' own seeds follow from; None: the match's seed. Where that must stay hidden, an agent's seed must
-    not depend on it."""
+    """Base of the agents' own seeds; None means the match's seed. If the match's seed must stay hidden, agents' seeds
+    must not depend on it."""
     match_id: str = ""
     clock: Clock = field(default_factory=Clock)
     memory_mb: int = 512
     processes: int = 50
     log_bytes: int = 65536
-    """What is kept of what each agent prints: the head and the tail."""
+    """How much of each agent's output is kept: the head and the tail."""
     output_bytes: int = 8 << 20
     """More than this ends the agent."""
     config: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -113,8 +114,8 @@ class MatchSpec:
     """When the match's time runs out, the seat that the match was waiting for most of that time forfeits. False: there
     is no result then, and an agent that is losing can sleep through every move."""
     keep: bool = False
-    """The agents' processes stay for the next game with the same code. It starts with new agent objects, but finds what
-    their modules have remembered; without `keep` every game starts from nothing."""
+    """Keep the agents' processes for the next game with the same code. That game starts with new agent objects, but
+    state in modules remains. Without `keep` every game starts new processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class SeatResult:
     """One sentence for the agent's owner; empty when all went well."""
     score: float
     cpu_s: float
-    """All of its moves together, one that did not end included."""
+    """CPU time of all its moves, including one that did not end."""
     moves: int
     start_s: float
     """Wall time from start to ready."""

@@ -1,7 +1,7 @@
-"""What observations and actions may be, and their bytes. A closed set of kinds, no pickle: whatever comes out of a box
-is decoded by the space that the game declared, or refused.
+"""Spaces of observations and actions, and their encoding. A closed set of kinds without pickle: data from a box is
+decoded by the space that the game declared, or refused.
 
-This file also runs inside the box, where it is put before harness.py: standard library only, numpy where it is there.
+This file also runs inside the box, before harness.py: standard library only, with numpy if it is available.
 Bytes, little endian: discrete and multi_discrete as i64, box as its array, text as a u32 length and UTF-8; dict (in the
 order of its keys) and tuple as their parts one after the other.
 """
@@ -31,7 +31,7 @@ class SpaceError(ValueError):
 
 
 class Space:
-    """One kind of value. `encode` refuses what is not in the space, `decode` too: it reads what a stranger wrote."""
+    """A set of values. `encode` and `decode` refuse values outside of it; `decode` reads untrusted bytes."""
 
     kind = ""
 
@@ -39,7 +39,7 @@ class Space:
         raise NotImplementedError
 
     def decode(self, data: bytes, at: int = 0) -> tuple[Any, int]:
-        """The value at `at`, and where the next one starts."""
+        """Return the value at `at`, and where the next one starts."""
         raise NotImplementedError
 
     def decode_all(self, data: bytes) -> Any:
@@ -60,7 +60,7 @@ class Space:
         raise NotImplementedError
 
     def sample(self, rng: Any) -> Any:
-        """Any value of the space, by a random.Random."""
+        """Random value of the space, from a random.Random."""
         raise NotImplementedError
 
     def contains(self, value: Any) -> bool:
@@ -398,7 +398,7 @@ class Tuple(Space):
 
 
 def decode_many(space: Space, data: Any, at: int, count: int) -> list[Any]:
-    """As many values as there are games in a batch; arrays all at once."""
+    """Decode one value for each game of a batch; arrays all at once."""
     if np is not None and isinstance(space, Box):
         items = np.frombuffer(bytearray(data[at:]), space.dtype)
         return list(items.reshape((count, *space.shape)))

@@ -1,12 +1,12 @@
-"""The agent inside a box: one file, standard library only, run by whatever Python the box has.
+"""Code that runs inside a box: one file, standard library only, run by the Python of the box.
 
 Started as `python guest.py LIBRARY CPU PRELOAD...` with the host's socket as descriptor 3, it imports the preload
 modules, then serves: the native library's loop forks it for every execution, and each fork comes back here as a guest,
-with no rights left, to run a program, to be the persistent interpreter, or to look after files. Nothing of that is a
-wall: it runs beside hostile code in the guest's own process, and the host believes none of what it writes.
+with no rights left, to run a program, to be the persistent interpreter, or to serve files. None of that enforces
+isolation: it shares a process with hostile code, and the host trusts nothing that it writes.
 
-The last part is the native loop once more, in Python, for a box without the library; there the walls are put up. It is
-long, and in here, because one file is all that an image must be given.
+The last part is the native loop in Python, for a box without the library. That part does set up the isolation. It is in
+this file because an image must contain only one file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def new_main():
 
 
 def complain(error):
-    """Prints the traceback of a guest's exception without our own frames, as the guest's own hook would have it."""
+    """Print the traceback of a guest's exception without our own frames, using the guest's own hook."""
     import traceback
 
     trace = error.__traceback__
@@ -94,7 +94,7 @@ def exit_code_of(error):
 
 
 def limit_of(error):
-    """Which limit an uncaught exception speaks of: M memory, P processes, or nothing."""
+    """Limit that caused an uncaught exception: M memory, P processes, or nothing."""
     if isinstance(error, MemoryError):
         return b"M"
     if isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN:
@@ -110,7 +110,7 @@ def text_of(source):
 
 
 def remember(text, name):
-    """Lets tracebacks, warnings and `inspect` find the lines of a source that is in no file."""
+    """Let tracebacks, warnings and `inspect` find the lines of a source that is not in a file."""
     import linecache
 
     linecache.cache[name] = len(text), None, io.StringIO(text, None).readlines(), name
@@ -132,7 +132,7 @@ def execute(text, names, name="<program>"):
 
 
 def finish():
-    """What an interpreter does at its end, as far as guests can see it."""
+    """Do what an interpreter does at its end, as far as guests can see it."""
     try:
         threading = sys.modules.get("threading")
         if threading is not None and _thread._count():
@@ -149,7 +149,7 @@ def finish():
 
 
 def reseed():
-    """What a fork must not share with its siblings: the generators that were seeded at import."""
+    """Seed the random generators again, which forks must not share with their siblings."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -197,7 +197,7 @@ def run_call(request):
 
 
 class Capped(io.RawIOBase):
-    """Collects what one program of a group prints, up to the limit, then says so by raising."""
+    """Collects output of one program of a group, and raises when it exceeds the limit."""
 
     def __init__(self, room):
         self.parts, self.room, self.over = [], room, False
@@ -317,7 +317,7 @@ def guest_main(rehearse=False):
 
 
 def talk(source):
-    """What the host trusts to speak first on the socket, and then to become what it does not trust."""
+    """Run trusted code that sends the first packet on the socket and then becomes the untrusted guest."""
     reseed()
     write_all(SERVER_FD, b"h")  # tells the host, by the kernel's word, which process this is
     code, _ = execute(text_of(source), new_main(), "<talk>")
@@ -660,7 +660,7 @@ def make(path, kind, mode, mtime_ns, target, data):
 
 
 class Files:
-    """File operations with the guest's own rights: a link leads nowhere that the guest could not go itself."""
+    """File operations with the guest's own rights: links lead only where the guest could go itself."""
 
     def __init__(self, settings):
         os.umask(0o022)

@@ -1,4 +1,4 @@
-"""Our games as Gymnasium environments, to train one seat against opponents that are plain functions.
+"""Harena games as Gymnasium environments, to train one seat against opponents that are plain functions.
 
     env = GymEnv("connect_four", opponents=[my_function])
 
@@ -92,7 +92,7 @@ class GymEnv(gym.Env[Any, Any]):
         return reward
 
     def _advance(self, ours: dict[int, Any]) -> float:
-        """One step of the game; at random, an opponent tries again until its action is legal."""
+        """Advance the game by one step. A random opponent tries again until its action is legal."""
         others = [seat for seat in self._game.to_move() if seat != self._seat]
         actions = {**ours, **{seat: self._choose(seat) for seat in others}}
         for _ in range(_TRIES):

@@ -1,5 +1,5 @@
-"""Our games as PettingZoo environments: `env(game_id)` is AEC and takes every game, `parallel_env(game_id)` takes those
-in which all move at once. Agents are player_0, player_1 ... in the order of the seats.
+"""Harena games as PettingZoo environments: `env(game_id)` is AEC and supports every game, `parallel_env(game_id)`
+supports games in which all move at once. Agents are player_0, player_1 ... in the order of the seats.
 
 In the AEC form of a simultaneous game the agents choose one after the other and see nothing of each other's choice. An
 illegal action ends the game by its rule of forfeits, with the reason in infos. Without a seed no two resets are alike.
@@ -35,7 +35,7 @@ def parallel_env(game_id: str, *, config: Mapping[str, Any] | None = None, rende
 
 
 class _Table:
-    """What both forms have of a game: names, spaces, seeds, steps."""
+    """Parts of a game that both forms share: names, spaces, seeds, steps."""
 
     def __init__(self, game: Game) -> None:
         self.game = game
@@ -177,7 +177,7 @@ class Parallel(_Parallel):
         return {agent: self._table.observe(agent) for agent in self.possible_agents}
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
-        """An agent that is out of the game stays at the table until it ends; what it chooses is not looked at."""
+        """Advance the game. An agent that is out of the game stays until the end; its actions are ignored."""
         moving = {seat: actions[self._table.agents[seat]] for seat in self._table.game.to_move()}
         rewards, over, infos = self._table.step(moving)
         ended = dict.fromkeys(self.possible_agents, over)

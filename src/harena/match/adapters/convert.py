@@ -1,4 +1,4 @@
-"""Between Gymnasium's spaces and ours, both ways. A kind that has no counterpart is refused with its name.
+"""Converts between Gymnasium's spaces and Harena's. Unsupported kinds are refused by name.
 
 Gymnasium's boxes may have a bound for each number, ours have one for all: an action is checked against Gymnasium's own
 space again after it is unpacked.
@@ -75,7 +75,7 @@ def _from_box(space: Any, where: str) -> Converted:
 
 
 def _bounds(space: Any, ours: str) -> tuple[float | None, float | None]:
-    """Of all numbers together; None where one has none."""
+    """Common bounds of all numbers; None if one has no bound."""
     if not space.low.size:
         return None, None
     low, high = float(space.low.min()), float(space.high.max())
@@ -139,10 +139,10 @@ def to_gym(space: spaces.Space) -> gym.Space[Any]:
 
 
 def seen(space: spaces.Space, observation: Any) -> Any:
-    """An observation as an agent in a box gets it: encoded and read back."""
+    """Observation as an agent in a box gets it: encoded and decoded."""
     return space.decode_all(space.encode(observation))
 
 
 def shown(space: spaces.Space, observation: Any, *, most: int = 1024) -> Any:
-    """As JSON data for spectators, or None where it is larger than a viewer wants."""
+    """JSON data for spectators, or None if it is too large for a viewer."""
     return space.to_json(observation) if len(space.encode(observation)) <= 8 * most else None

@@ -1,8 +1,8 @@
 """Any Gymnasium environment as a game of one seat. The score is the return; nobody wins.
 
 An environment without a time limit of its own ends after MAX_STEPS. The action is checked against Gymnasium's space:
-one outside it is an IllegalAction. An agent that forfeits scores the return it had, at most 0. Whoever ranks scores
-must place forfeits below every finished game all the same: where rewards are below zero, an early end would pay.
+one outside it is an IllegalAction. An agent that forfeits scores the return it had, at most 0. Rankings must still
+place forfeits below every finished game: if rewards are negative, ending early would otherwise be an advantage.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def ids() -> list[str]:
 
 
 def find(name: str) -> str | None:
-    """As Gymnasium spells it, with its version; the case does not matter. None when there is no such environment."""
+    """Return the id as Gymnasium spells it, with its version; case is ignored. None if there is no such environment."""
     if not _ID.fullmatch(name):
         return None
     if name in registration.registry:

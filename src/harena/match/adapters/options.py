@@ -1,6 +1,6 @@
-"""The config of environments that are not ours. It may come from a stranger, so it is closed: only numbers and switches
-that the environment's own factory has, of the kind of their defaults. No text, because such texts name files, modules
-or windows to open; who needs one writes a "module:factory" of a few lines.
+"""Config of environments from other libraries. It may come from a stranger, so it is restricted to numbers and switches
+of the environment's own factory, with the type of their defaults. Texts are refused because they can name files,
+modules or windows to open; if you need one, write a "module:factory" of a few lines.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from harena.errors import SpecError
 from harena.match import registry
 
 LARGEST = 10_000
-"""Of any number: sizes and counts beyond it are a way to fill the machine."""
+"""Maximum of any number, because larger sizes and counts could exhaust the machine."""
 
 
 def numbers(factory: Callable[..., Any]) -> dict[str, bool | int | float]:
-    """The options of a factory whose default is a number or a switch."""
+    """Options of a factory whose default is a number or a switch."""
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):

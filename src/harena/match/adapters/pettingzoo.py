@@ -2,8 +2,8 @@
 form (all seats move at once), else AEC (one at a time).
 
 Agents that die leave the table; their last observation stays. Action masks stay in the observation, and an action that
-the mask forbids is an IllegalAction. Scores are the summed rewards; the winner is who alone has the most. What others
-may see is not known of an environment: `hidden` is True.
+the mask forbids is an IllegalAction. Scores are the summed rewards; the winner is the only agent with the highest
+score. PettingZoo does not say what spectators may see, so `hidden` is True.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make(name: str, config: Mapping[str, Any]) -> PettingZooGame:
 
 
 def _creator(game_id: str) -> tuple[bool, Callable[..., Any]]:
-    """Whether it is the parallel form, and what makes the environment."""
+    """Return whether it is the parallel form, and the function that creates the environment."""
     _, family, name = game_id.split("/")
     try:
         module = _module(family, name)
@@ -87,7 +87,7 @@ def _numbers(creator: Callable[..., Any]) -> dict[str, bool | int | float]:
 
 
 class PettingZooGame:
-    """What the two forms share."""
+    """Base class of both forms."""
 
     hidden = True
     simultaneous: bool
@@ -131,7 +131,7 @@ class PettingZooGame:
         raise NotImplementedError
 
     def _raw(self, agent: Any) -> Any:
-        """The environment's own observation; the last one where the agent is gone."""
+        """Observation of the environment; the last one if the agent is gone."""
         raise NotImplementedError
 
     def observe(self, seat: int) -> Any:

@@ -1,4 +1,4 @@
-"""Agents: loaded, looked at and validated on the host (`load`, `source`, `validate`, `packages`), and served inside the
+"""Agents: loaded, inspected and validated on the host (`load`, `source`, `validate`, `packages`), and served inside the
 box (`harness`, which imports nothing else of Harena).
 """
 

@@ -1,9 +1,9 @@
-"""The agent's side of a seat. Runs inside the box beside spaces.py: standard library only, numpy where it is there.
+"""Runs an agent inside its box, beside spaces.py. Standard library only, with numpy if it is available.
 
-Nothing of this is a wall: it shares a process with the agent, and the host believes none of what it sends. Packets from
-the host, by their first byte: F a file (f: more of it), I how to start (answered r), N another game: new agent objects
-(answered r), A one observation (answered a), B observations of several games at once (answered b), M the beginning of a
-packet that was too long. An x from here, with JSON, is the last: why the agent cannot go on.
+None of this enforces isolation: it shares a process with the agent, and the host trusts nothing that it sends. Packets
+from the host, by their first byte: F a file (f: more of it), I how to start (answered r), N another game: new agent
+objects (answered r), A one observation (answered a), B observations of several games at once (answered b), M the
+beginning of a packet that was too long. An x from here, with JSON, is the last: why the agent cannot go on.
 
 Games that are played at once have an agent object each, with its own seed, and dice of their own: `random` and
 `numpy.random` have one state in a process, so their functions are made to ask the state of the game that is asked.
@@ -35,16 +35,16 @@ MAX_PACKET = 400_000
 MAX_ANSWER = 60_000
 MAX_REASON = 4000
 LOAD_SEED = 0
-"""Seed of the common dice while the modules of an agent that stays for several games are loaded."""
+"""Seed of the common random generators while modules of an agent that plays several games are loaded."""
 
 
 class CommonDice:
-    """The dice that a process has in common, one set for each game of a batch."""
+    """State of the process-wide random generators, one for each game of a batch."""
 
     def __init__(self, seeds):
         self.seeds = seeds
         self.game = None
-        """The game whose agent is asked; none while modules are loaded."""
+        """The game whose agent is being asked; none while modules are loaded."""
         self._random, self._numpy = {}, {}
         own = self.of_random()
         self._replace([random], random._inst, own)
@@ -60,7 +60,7 @@ class CommonDice:
         return LOAD_SEED if self.game is None else self.seeds[self.game]
 
     def begin(self):
-        """The modules are loaded; what they threw is forgotten."""
+        """Start after the modules are loaded; random numbers that they used do not count."""
         self.game = 0
         self._random.clear()
         self._numpy.clear()
@@ -96,7 +96,7 @@ class CommonDice:
 
 
 class Agent:
-    """However an agent is written, as one thing: for each game an `act`, and perhaps an `act_batch`."""
+    """Uniform interface to all forms of agents: an `act` for each game, and perhaps an `act_batch`."""
 
     def __init__(self, module, options, dice=None):
         self.module, self.options, self.dice = module, options, dice
@@ -146,7 +146,7 @@ class Agent:
         return lambda observation: function(observation, **extra)
 
     def slot(self, number):
-        """The agent object of one game: made, and reset, when the game first needs it."""
+        """Agent object of one game, created and reset when the game first needs it."""
         if number not in self.slots:
             options = self.options
             if self.dice:
@@ -169,7 +169,7 @@ PARAMETERS = {}
 
 
 def parameters_of(function):
-    """Looked up once: to read a signature takes longer than most moves."""
+    """Parameters of a function, cached because reading a signature takes longer than most moves."""
     key = getattr(function, "__func__", function)
     try:
         if key not in PARAMETERS:
@@ -180,7 +180,7 @@ def parameters_of(function):
 
 
 def arguments_for(function, options):
-    """Those of the options that it has parameters for; all that are offered where it takes whatever comes."""
+    """Options that match the function's parameters; all offered options if it takes **kwargs."""
     parameters = parameters_of(function)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in options.items() if name in parameters or (takes_all and name in OFFERED)}
@@ -216,11 +216,11 @@ def load(start):
 
 PLAIN = ("player_id", "seats", "environment", "seed", "config")
 OFFERED = (*PLAIN, "observation_space", "action_space")
-"""What is documented; the other names are for those who ask for them."""
+"""Documented options; other names are passed only to functions that name them."""
 
 
 def options_of(start):
-    """What a constructor may ask for by name, and the spaces."""
+    """Options that a constructor may request by name, and the spaces."""
     options = {key: start[key] for key in PLAIN}
     options["env"] = options["env_id"] = start["environment"]
     options["observation_space"] = space_of(start["observation_space"])
@@ -232,7 +232,7 @@ SPACES = []
 
 
 def space_of(description):
-    """The same object for the same description: a series has the same ones in every game."""
+    """Return the same object for the same description, since all games of a series have the same spaces."""
     for known, space in SPACES:
         if known == description:
             return space
@@ -241,7 +241,7 @@ def space_of(description):
 
 
 def become_command(stdio, start):
-    """An agent in another language: a stream of its own is its stdin and stdout."""
+    """Become an agent in another language, with a stream as stdin and stdout."""
     os.chdir(FOLDER)
     for fd in (0, 1):
         os.dup2(stdio, fd)
@@ -282,7 +282,7 @@ class Socket:
 
 
 def described(error):
-    """The end of the traceback, without our own frames."""
+    """End of the traceback, without our own frames."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == described.__code__.co_filename:
         trace = trace.tb_next
@@ -296,7 +296,7 @@ def described(error):
 
 
 def place_of(frames):
-    """Where it failed: in the agent's own file, and in whose function it was then."""
+    """Line of the agent's own file where it failed, and the function it had called."""
     if not frames:
         return ""
     last = frames[-1]
@@ -325,7 +325,7 @@ def write_file(data, more):
 
 
 def start_agent(sock):
-    """Takes the files, then the start; returns the agent and its spaces, or is the command."""
+    """Receive the files and the start message. Returns the agent and its spaces, or becomes the command."""
     os.makedirs(FOLDER)
     while True:
         data, fds, _, _ = socket.recv_fds(sock.sock, MAX_PACKET + 64, 1)
@@ -412,8 +412,8 @@ class Agent:
 
 
 def rehearse():
-    """Loads and asks an agent of our own, up to its answer: so the pages that any agent writes to are copied while
-    nobody waits. Nothing of it stays."""
+    """Load and ask an agent of our own, so that memory pages that any agent writes to are copied in advance. Nothing of
+    it remains."""
     path, modules = sys.path[:], set(sys.modules)
     os.makedirs(FOLDER)
     write_file(b"F" + struct.pack("<I", 8) + b"agent.py" + REHEARSAL.encode(), False)

@@ -1,8 +1,8 @@
-"""Agents as they are handed in: a .py file, a folder, a zip, or the bytes of a zip or of one .py file.
+"""Loads submitted agents: a .py file, a folder, a zip, or the bytes of a zip or of one .py file.
 
-What comes in is hostile: every size is counted while it is read, never believed; only plain files below the agent's own
-folder come out; nothing of it is imported or unpacked to a disk here. `lint` and `find_entry` parse the source in a
-child process with limits (source.py): a parser can be made to eat memory and time. Lint is advice, the box is the wall.
+The input is hostile: every size is counted while reading; only regular files below the agent's own folder are accepted;
+nothing is imported or unpacked to disk. `lint` and `find_entry` parse the source in a child process with limits
+(source.py), because a parser can be made to use excessive memory and time. Lint is advice; the box enforces isolation.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ SKIPPED = frozenset({"__pycache__", ".git", ".DS_Store", "__MACOSX", ".ipynb_che
 FORBIDDEN_IMPORTS = ("socket", "requests", "urllib.request", "http.client", "subprocess", "multiprocessing")
 LARGE_FILE = 5 * MB
 MAX_PARSED = 1 * MB
-"""Source above this is not parsed here; the box finds out."""
+"""Larger sources are not parsed here; errors are found in the box."""
 CHUNK = 1 << 16
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, NotImplementedError, OverflowError)
 
 
 class AgentError(HarenaError):
-    """The agent cannot be used as it was handed in. Says which file, and what to change."""
+    """The agent cannot be used as submitted. The message names the file and what to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,9 @@ class ArchiveLimits:
     depth: int = 16
     path_bytes: int = 240
     ratio: int = 200
-    """A file of more than 1 MB that was compressed better than this is a bomb, or may as well be stored."""
+    """Maximum compression ratio of a file of more than 1 MB; a better one is treated as a zip bomb."""
     directory_bytes: int = 2 * MB
-    """The zip's list of files, which is read whole."""
+    """Maximum size of the zip's list of files, which is read at once."""
 
 
 DEFAULT_LIMITS = ArchiveLimits()
@@ -68,11 +68,11 @@ class EntryPoint:
     """How the agent is reached, as far as its source tells."""
 
     kind: str
-    """class, factory, function or command; "" where only running it can tell."""
+    """class, factory, function or command; "" if only running it can tell."""
     name: str
     """Agent, create_agent, act, agent, or the command's program."""
     method: str = ""
-    """act, get_action or predict; "" where only running it can tell."""
+    """act, get_action or predict; "" if only running it can tell."""
 
 
 class SourceFault(enum.Enum):
@@ -150,7 +150,7 @@ def load(
 
 
 def lint(code: AgentCode, forbidden_imports: Sequence[str] = FORBIDDEN_IMPORTS) -> list[str]:
-    """What will probably not work or not help in a box. Warnings only."""
+    """Return warnings about code that will probably not work or not help in a box."""
     return list(inspect(code, forbidden_imports).warnings)
 
 
@@ -332,7 +332,7 @@ class FileSet:
 
 
 class _CappedReads(io.BytesIO):
-    """A zip's list of files is read in one go, as long as its header claims: a list too long is refused unread."""
+    """File object that refuses to read an oversized zip directory, which zipfile would read at once."""
 
     def __init__(self, data: bytes, most: int) -> None:
         super().__init__(data)
@@ -355,7 +355,7 @@ def _zip_name(info: zipfile.ZipInfo) -> str:
 
 
 def clean_path(name: str, limits: ArchiveLimits) -> str | None:
-    """The path below the agent's folder; None for what is left out. Raises for one that leads anywhere else."""
+    """Path below the agent's folder; None for ignored files. Raises for a path that leads elsewhere."""
     shown = _shown(name)
     try:
         encoded = name.encode("utf-8")
@@ -462,7 +462,7 @@ def _checked_name(name: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """On one line and without what a terminal would obey: strangers chose it."""
+    """Text on one line without control characters, because strangers chose it."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:300]).strip()
 
 

@@ -1,5 +1,5 @@
-"""Which packages agents find in their boxes. numpy always; more by the operator's word in HARENA_AGENT_PACKAGES, a list
-of installed distributions with commas ("torch,scipy"), which are then warm: imported before an agent asks."""
+"""Packages in the boxes of agents: always numpy, and those that the operator lists in HARENA_AGENT_PACKAGES, separated
+by commas ("torch,scipy"). These are warm: imported before an agent needs them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def for_agents() -> tuple[str, ...]:
 
 
 def warm(packages: tuple[str, ...]) -> tuple[str, ...]:
-    """The modules of the same name; a distribution whose module is called otherwise is there, but not warm."""
+    """Modules with the name of their package. A package whose module has another name is available, but not warm."""
     modules = [name.replace("-", "_") for name in packages]
     return tuple(name for name in modules if name.isidentifier() and importlib.util.find_spec(name) is not None)

@@ -1,5 +1,5 @@
-"""Reads the Python source of an agent without running it. Run by agents.py as a child process, which bounds what a
-source made to exhaust the parser can take; standard library only, and the file is its own program.
+"""Inspects the Python source of an agent without running it. load.py runs this file as a child process, which limits
+what a source that attacks the parser can use. Standard library only.
 
 One JSON object comes in on stdin; lines of JSON go out: first what the entry file has, then one warning each. Both have
 a kind by which the reader decides (load.SourceFault, load.AdviceKind); the text is for people and names no file.
@@ -27,7 +27,7 @@ PROCESSES = frozenset({"subprocess", "multiprocessing"})
 
 
 def own_modules(paths: Mapping[str, object]) -> list[str]:
-    """The names under which files of the agent can be imported, from whichever folder of it."""
+    """Names under which files of the agent can be imported, from any of its folders."""
     names: set[str] = set()
     for path in paths:
         if path.endswith((".py", ".so")):
@@ -69,7 +69,7 @@ def parse(data: bytes, path: str) -> ast.Module:
 
 
 def top_level_names(tree: ast.Module) -> dict[str, ast.stmt]:
-    """What the module's own lines bind, also within if, try and with; "*" where an import may bind anything."""
+    """Names bound at the top level of the module, also within if, try and with; "*" if an import may bind anything."""
     names: dict[str, ast.stmt] = {}
     pending: list[ast.stmt] = list(tree.body)
     while pending:
@@ -184,7 +184,7 @@ def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _guarded(tree: ast.Module) -> set[ast.AST]:
-    """Imports within a try: the agent has thought of their failing."""
+    """Imports within a try, whose failure the agent handles."""
     return {
         node for line in ast.walk(tree) if isinstance(line, ast.Try) for part in line.body for node in ast.walk(part)
     }

@@ -1,7 +1,7 @@
-"""Whether an agent can play: reads it with care, then really loads it and plays a short game against itself in boxes.
+"""Validates an agent: inspects it, then loads it and plays a short game against itself in boxes.
 
-Answers in words for its author. What the agent got wrong is in the answer; what the platform got wrong is raised: an
-unknown environment, a host that cannot isolate, a match that was void.
+The answer is written for the agent's author. Problems of the agent are in the answer; other problems are raised: an
+unknown environment, a host that cannot isolate, a void match.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchS
 from harena.terminal import safe
 
 SMOKE_CLOCK = Clock(start_s=30, move_s=5, bank_s=0, match_s=60)
-"""As in real matches, but the game as a whole is stopped early."""
+"""The clock of real matches, but with less time for the whole game."""
 LOG_LINES = 15
 LOG_CHARACTERS = 1500
 
@@ -31,9 +31,9 @@ Play = Callable[[MatchSpec], MatchResult]
 class AgentValidation:
     valid: bool
     errors: tuple[str, ...] = ()
-    """What must change, one each, in words for the author."""
+    """Problems that must be fixed, written for the author."""
     warnings: tuple[str, ...] = ()
-    """What may go wrong or does not help. An agent with warnings only is valid."""
+    """Possible problems. An agent with warnings only is valid."""
 
     def as_json(self) -> dict[str, Any]:
         return {"valid": self.valid, "errors": list(self.errors), "warnings": list(self.warnings)}
@@ -142,7 +142,7 @@ def _warnings(result: MatchResult, clock: Clock) -> list[str]:
 
 
 def in_words(space: dict[str, Any]) -> str:
-    """A space for people."""
+    """Describe a space in words."""
     match space:
         case {"kind": "discrete", "n": n, "start": start}:
             return f"a whole number from {start} to {start + n - 1}"

@@ -1,10 +1,10 @@
-"""Many games of the same agents at once, one exchange for all of them: for evaluation. An observation of every game
-that waits for a seat goes to it in one packet, and its actions come back in one.
+"""Plays many games of the same agents at once, for evaluation. The observations of all games that wait for a seat are
+sent in one packet, and its actions come back in one.
 
-Promises the same games as one at a time, move for move: each has a seed, an agent object and dice of its own. Differs
-where an agent misbehaves: an illegal action loses that game, but an agent that crashes, or is too slow for a batch,
-loses all that still run; where it has `act_batch`, which one object answers for all games; and where its modules
-remember.
+Guarantee: the games are the same as when played one at a time, move for move. Each has its own seed, agent object and
+random numbers. Differences occur only if an agent misbehaves: an illegal action loses that game, but an agent that
+crashes, or is too slow for a batch, loses all that still run; where it has `act_batch`, which one object answers for
+all games; and where its modules remember.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def evaluate(
     rack: Rack | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> list[MatchResult]:
-    """One result per seed, in their order. `spec.seed` does not count, nor does `spec.keep`."""
+    """Return one result per seed, in their order. `spec.seed` and `spec.keep` are ignored."""
     if not 1 <= len(seeds) <= MAX_GAMES:
         raise SpecError(f"lockstep: from 1 to {MAX_GAMES} games at once, not {len(seeds)}")
     if any(code.command for code in spec.agents):
@@ -79,7 +79,7 @@ class Lockstep:
         self.steps = [0] * len(games)
         self.questions: list[list[bytes]] = [[] for _ in games]
         self.actions: list[list[Any]] = [[] for _ in games]
-        """Numbers where all spaces are discrete, else bytes."""
+        """Numbers if all spaces are discrete, otherwise bytes."""
         self.moved: list[list[int]] = [[] for _ in range(games[0].seats)]
         """For each seat, the game of every move that it made."""
         self.outcomes: list[Outcome | None] = [None] * len(games)
@@ -133,7 +133,7 @@ class Lockstep:
             self.lose_all(number, fault)
 
     def _play(self) -> None:
-        """In two halves: while the agents think about one, the games of the other go on here."""
+        """Play in two halves: while the agents compute moves for one, the games of the other advance here."""
         running = [at for at, outcome in enumerate(self.outcomes) if outcome is None]
         halves = [Half(self, running[0::2]), Half(self, running[1::2])]
         for half in halves:
@@ -144,14 +144,14 @@ class Lockstep:
                 half.go_on()
 
     def lose_all(self, number: int, fault: Fault, *, last: bool = False) -> None:
-        """Takes the seat out of all games that still run. They end, where `last` says so or the game cannot go on."""
+        """Remove the seat from all running games. They end if `last` says so or if the game cannot continue."""
         self._gone.add(number)
         for at in range(len(self.games)):
             if self.outcomes[at] is None:
                 self.take_out(at, number, fault, last=last)
 
     def take_out(self, at: int, number: int, fault: Fault, *, last: bool = False) -> bool:
-        """Whether the game goes on without it, or is over by its own rules."""
+        """Remove a seat. Returns whether the game continues without it, or is over by its own rules."""
         game = self.games[at]
         self.faults[at][number] = fault
         if last or not withdraw(game, [number]):
@@ -233,7 +233,7 @@ class Lockstep:
 
 
 class Half:
-    """Some of the games, and what the seats were asked about them."""
+    """Half of the games, and the pending requests to the seats."""
 
     def __init__(self, whole: Lockstep, running: list[int]) -> None:
         self.running = running
@@ -322,7 +322,7 @@ class Half:
 
 
 def many_decoder(space: spaces.Space) -> Callable[[bytes, int], Sequence[Any]]:
-    """Reads as many actions as were asked for, all of them in the space."""
+    """Return a decoder for a number of actions, which must all be in the space."""
     if isinstance(space, spaces.Discrete):
         return lambda data, count: _numbers(data, count, space)
 

@@ -1,4 +1,4 @@
-"""One match, played in this process: the game, the clock and the score here, each agent in a box of its own.
+"""Plays one match: the game, the clock and the score are in this process, each agent is in its own box.
 
 Promises: a result whatever the agents do; an agent that misbehaves forfeits by the game's rule and nobody else is hurt;
 the same spec and the same moves give the same replay. A failure of ours (a lost box) or of the game voids the match
@@ -32,9 +32,9 @@ class MatchCancelled(Exception):
 
 
 BLAME = 1.5
-"""So much longer than for anybody else must have been waited for the seat that loses when time has run out."""
+"""Factor by which the match must have waited longer for the losing seat than for any other."""
 MAX_SEATED = 16
-"""Processes that stay between games, for those that want it."""
+"""Maximum number of processes kept between games."""
 
 
 class Rack:
@@ -47,7 +47,7 @@ class Rack:
     def __init__(self, spec: Spec | None = None) -> None:
         self._spec = spec or box_spec()
         self._ahead: list[Seat] = []
-        """Processes that wait for an agent, each in a box of its own."""
+        """Processes that wait for an agent, each in its own box."""
         self._seated: list[Seat] = []
 
     def warm_up(self, count: int) -> None:
@@ -57,7 +57,7 @@ class Rack:
         self._ahead += [Seat(box, Limits()) for box in boxes]
 
     def seat(self, code: AgentCode, limits: Limits, *, kept: bool = False) -> Seat:
-        """With `kept`, one of an earlier game if there is one."""
+        """Return a seat; with `kept`, one of an earlier game if there is one."""
         for seat in self._seated if kept else ():
             if seat.limits == limits and seat.code == code:
                 self._seated.remove(seat)
@@ -73,7 +73,7 @@ class Rack:
         return Seat(Sandbox(self._spec), limits)
 
     def hush(self) -> None:
-        """Those that stay for a later game stand still while others play."""
+        """Pause kept agents while others play."""
         for seat in self._seated:
             if not seat.frozen:
                 seat.freeze()
@@ -108,7 +108,7 @@ def play(
     on_event: Callable[[Event], object] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> MatchResult:
-    """Raises SpecError for a match that cannot be: no such game, the wrong number of agents."""
+    """Play a match. Raises SpecError for an invalid match: unknown game, wrong number of agents."""
     game = registry.make(spec.environment, spec.config)
     if len(spec.agents) != game.seats:
         raise SpecError(f"{game.id} has {game.seats} seats; {len(spec.agents)} agents were given")
@@ -141,12 +141,12 @@ def _this_processor(allowed: set[int]) -> int:
 
 
 def agent_seed(seed: int, seat: int) -> int:
-    """For an agent's own dice; the match's seed does not follow from it."""
+    """Seed for an agent's own random numbers. The match's seed cannot be derived from it."""
     return int.from_bytes(hashlib.sha256(f"harena agent {seed} {seat}".encode()).digest()[:4], "little")
 
 
 def take_seats(spec: MatchSpec, rack: Rack, *, kept: bool) -> list[Seat]:
-    """All processes are asked for before one is waited for."""
+    """Request all processes before waiting for one."""
     limits = Limits(memory_mb=spec.memory_mb, processes=spec.processes)
     seats = [rack.seat(code, limits, kept=kept) for code in spec.agents]
     rack.hush()
@@ -161,7 +161,7 @@ def load_all(
     look: Callable[[], None],
     together: Sequence[int] = (),
 ) -> Iterator[tuple[int, Seat, Fault]]:
-    """Has all agents load side by side; who could not. `together`: the seeds of games that are played at once."""
+    """Load all agents in parallel and return those that failed. `together`: seeds of games that are played at once."""
     for number, (seat, code) in enumerate(zip(seats, spec.agents, strict=True)):
         dice = [
             agent_seed(seed if spec.agents_seed is None else spec.agents_seed, number)
@@ -245,7 +245,8 @@ class MatchPlay:
         return result
 
     def _out_of_time(self) -> tuple[MatchStatus, Outcome, str]:
-        """No result, or the loss of the seat that kept the match waiting; of none where two did."""
+        """End the match when its time is over: the seat that alone kept it waiting loses; otherwise there is no
+        result."""
         match_s = self.spec.clock.match_s
         stalled = stalling_seat(self.seats, self.spec)
         if stalled is not None:
@@ -322,8 +323,8 @@ class MatchPlay:
     def _all_at_once(
         self, movers: Sequence[int], encoders: Sequence[Any], decoders: Sequence[Any]
     ) -> tuple[dict[int, bytes], dict[int, Any]]:
-        """Each gets its observation of the same moment and thinks alone, one after the other on the one processor they
-        share: none can take time from another, and none learns what another chose."""
+        """Ask the seats one after the other on their shared processor, each with its observation of the same moment:
+        none can take time from another, and none learns what another chose."""
         questions = [encoders[number](self.game.observe(number)) for number in movers]
         self._questions += questions
         raws: dict[int, bytes] = {}
@@ -334,8 +335,8 @@ class MatchPlay:
         return raws, actions
 
     def _ask(self, seat: Seat, question: bytes, decode: Callable[[bytes], Any]) -> tuple[bytes, Any] | None:
-        """The action, as it came and as the game takes it; None when the seat has a fault now. Whatever goes wrong in
-        here was sent by the agent: it must never void the match that it is about to lose."""
+        """Return the action, encoded and decoded; None if the seat has a fault now. Every error in here is caused by
+        the agent and must never void the match."""
         asked = time.monotonic()
         try:
             seat.ask(question)
@@ -352,7 +353,7 @@ class MatchPlay:
         return None
 
     def _goes_on(self) -> bool:
-        """Whether the others play on without the seats that have a fault now."""
+        """Whether the others continue without the seats that have a fault now."""
         out = [number for number in self._faulty() if number not in self._withdrawn]
         if not withdraw(self.game, out):
             return False
@@ -477,7 +478,7 @@ def cause_of(failure: HarenaError) -> VoidCause:
 
 
 def stalling_seat(seats: Sequence[Seat], spec: MatchSpec) -> tuple[int, Fault] | None:
-    """The seat that loses when the match's time has run out, if it is to blame alone."""
+    """The seat that loses when the match's time has run out, if it alone is to blame."""
     match_s = spec.clock.match_s
     waited = sorted(((seat.waited_s, number) for number, seat in enumerate(seats)), reverse=True)
     if not spec.stalling_loses or len(waited) < 2 or waited[0][0] <= max(match_s / 2, BLAME * waited[1][0]):
@@ -500,7 +501,7 @@ def fingerprint(questions: bytes, answers: bytes) -> str:
 
 
 def decoder_of(space: spaces.Space) -> Callable[[bytes], Any]:
-    """Reads an action that a stranger wrote: numbers in their bounds, nothing left over."""
+    """Return a decoder for untrusted actions: numbers within bounds, no trailing bytes."""
     if isinstance(space, spaces.Box | spaces.Dict | spaces.Tuple):
         return lambda raw: checked(space, raw)
     return space.decode_all

@@ -1,6 +1,6 @@
-"""Plays many matches at once, never more than there are processors: each worker is a process pinned to one.
+"""Plays many matches in parallel, at most one per processor: each worker is a process pinned to one.
 
-Promises: a result for every match that was accepted, in whatever order they end; a worker that dies voids its match and
+Guarantees: there is a result for every accepted match; a worker that dies voids its match and
 is replaced; `close`, or the end of this process, leaves no worker and no box behind.
 """
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("harena.match")
 
 
 class Handle:
-    """A match that was handed over. Safe to use from any thread."""
+    """A submitted match. Thread-safe."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Handle:
         return self.results(timeout)[0]
 
     def results(self, timeout: float | None = None) -> list[MatchResult]:
-        """Of lockstep games, one per seed."""
+        """Results of lockstep games, one per seed."""
         if not self._ended.wait(timeout):
             raise TimeoutError(f"match {self.spec.match_id or self.id} has not ended within {timeout:g} s")
         if self._error is not None:
@@ -66,11 +66,11 @@ class Handle:
         return self._ended.is_set()
 
     def cancel(self) -> None:
-        """Ends it soon; its result then says so. Nothing happens when it has ended."""
+        """Cancel the match; its result then says so. Does nothing if it has ended."""
         self._cancel(self)
 
     def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
-        """Called once, when it has ended; by another thread, or at once."""
+        """Call a function once when the match has ended; from another thread, or at once."""
         with self._lock:
             if not self._ended.is_set():
                 self._callbacks.append(callback)
@@ -148,7 +148,7 @@ class _WorkerProcess:
 
 
 def check(spec: object, seeds: Sequence[int] | None = None) -> None:
-    """Whether it can go to a worker: a mistake here must be an error of the caller, not a worker's silence."""
+    """Check that a spec can be sent to a worker, so that a mistake is reported to the caller."""
     if not isinstance(spec, MatchSpec):
         raise SpecError(f"a match is a MatchSpec, not {_named(spec)}")
     for at, code in enumerate(cast("Sequence[object]", spec.agents)):
@@ -199,8 +199,8 @@ class Runner:
         *,
         seeds: Sequence[int] | None = None,
     ) -> Handle:
-        """Played when a worker is free, in the order of submission. With `seeds`: lockstep games. Raises SpecError for
-        what is no spec."""
+        """Submit a match. Matches are played in the order of submission. With `seeds`, lockstep games are played.
+        Raises SpecError for an invalid spec."""
         check(spec, seeds)
         with self._lock:
             if self._closed:
@@ -214,7 +214,8 @@ class Runner:
     def run(
         self, specs: Sequence[MatchSpec], progress: Callable[[int, int], object] | None = None
     ) -> list[MatchResult]:
-        """All of them, results in order; progress(done, all) after each. An exception cancels what still runs."""
+        """Play all matches and return results in order; progress(done, all) is called after each. An exception cancels
+        the rest."""
         handles = [self.submit(spec) for spec in specs]
         done = 0
         ended: deque[Handle] = deque()
@@ -240,13 +241,13 @@ class Runner:
         return [handle.result() for handle in handles]
 
     def evaluate(self, spec: MatchSpec, seeds: Sequence[int]) -> list[MatchResult]:
-        """Lockstep games of the same agents, spread over the workers."""
+        """Play lockstep games of the same agents, distributed over the workers."""
         share = -(-len(seeds) // self.workers)
         parts = [self.submit(spec, seeds=seeds[at : at + share]) for at in range(0, len(seeds), share)]
         return [result for part in parts for result in part.results()]
 
     def close(self) -> None:
-        """Cancels what still waits or runs."""
+        """Cancel all waiting and running matches."""
         with self._lock:
             if self._closed:
                 return

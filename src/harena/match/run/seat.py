@@ -1,8 +1,8 @@
-"""A seat: one agent in a box of its own, behind a clock. The trusted side; harness.py is the other.
+"""Trusted side of a seat: one agent in its own box, with a clock. harness.py is the other side.
 
-Promises: whatever the agent does, a question ends in an answer's bytes or in `Fault` with a named status, within the
-clock's wall cap. Time is processor time of everything the agent runs, from one answer to the next: to think while
-others move is charged too. Does not know the game: it carries bytes.
+Guarantees: whatever the agent does, each request ends with the bytes of an answer or with a `Fault` with a named
+status, within the wall-clock cap. Time is the CPU time of everything the agent runs, from one answer to the next, so
+thinking while others move is charged as well. A seat does not know the game and only carries bytes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from harena.sandbox.spec import Limits, Mount, Result, Spec, Verdict
 FOLDER = "/opt/harena"
 SOURCE = "import harena_harness\nharena_harness.main()\n"
 WALL_FACTOR, WALL_SLACK_S = 2.0, 0.25
-"""A question may take so much longer by the wall clock than by the processor's before it counts as a timeout."""
+"""How much longer a request may take in wall time than in CPU time before it is a timeout."""
 ENDING_S = 1.0
-"""One that has hung up is given so long to end, so that the box can say how it did."""
+"""Time for a disconnected process to end, so that the box can report how it ended."""
 LOOK_S = 0.25
-"""How often a long wait looks whether the match was cancelled."""
+"""How often a long wait checks if the match was cancelled."""
 SUSPICIOUS_NS = 2_000_000
-"""Waiting for longer than this while using no time: it sleeps, or others work for it."""
+"""A process that is waited for longer than this without using CPU time sleeps, or lets others work for it."""
 MAX_ANSWER = 16 << 20
 MAX_LINE = 1 << 20
 NOT_TOLD = frozenset({"entry", "shown", "command", "seeds", "stays"})
@@ -43,7 +43,7 @@ _KINDS = {status.value: status for status in (SeatStatus.LOAD, SeatStatus.CRASH,
 
 
 def box_spec() -> Spec:
-    """What is in an agent's box: Python with the packages for agents, warm, and our side of the conversation."""
+    """Spec of an agent's box: Python with the warm packages for agents, and the harness."""
     visible = packages.for_agents()
     door = Path(__file__).parents[1]
     mounts = tuple(
@@ -55,7 +55,7 @@ def box_spec() -> Spec:
 
 
 class Fault(Exception):
-    """The agent's own failure, as a value for the runner."""
+    """A failure of the agent, as a value for the runner."""
 
     def __init__(self, status: SeatStatus, reason: str) -> None:
         super().__init__(reason)
@@ -73,11 +73,11 @@ class SeatPlace:
     observation: spaces.Space
     action: spaces.Space
     seed: int
-    """The agent's own: nothing of the match's seed follows from it."""
+    """The agent's own seed. The match's seed cannot be derived from it."""
     seeds: tuple[int, ...] = ()
-    """The agent's own in each of the games that are played at once."""
+    """The agent's own seeds for games that are played at once."""
     stays: bool = False
-    """The process may play other games after this one, or beside it."""
+    """True if the process may play other games after this one, or at the same time."""
     config: dict[str, Any]
     clock: Clock
     log_bytes: int = 65536
@@ -86,7 +86,7 @@ class SeatPlace:
 
 class Seat:
     def __init__(self, box: Sandbox, limits: Limits) -> None:
-        """Asks for a process that will be an agent's; `sit` tells it whose, and where."""
+        """Request a process for an agent; `sit` assigns the agent and the game."""
         self.code: AgentCode | None = None
         self.box = box
         self.limits = limits
@@ -172,7 +172,7 @@ class Seat:
         }
 
     def ready(self) -> None:
-        """Waits until the agent is loaded. All seats sit down before one is waited for."""
+        """Wait until the agent is loaded. Call `sit` on all seats before waiting for one."""
         deadline = self._started + self.place.clock.start_s
         if self._is_command:
             told = {key: value for key, value in self._start.items() if key not in NOT_TOLD}
@@ -189,7 +189,7 @@ class Seat:
     # ---- moves ----
 
     def ask(self, observation: bytes) -> None:
-        """Starts the clock of a move."""
+        """Send an observation and start the clock of the move."""
         self._unanswered += 1
         try:
             if self._is_command:
@@ -205,7 +205,7 @@ class Seat:
             self._thaw()
 
     def answer(self, match_deadline: float, when_slow: Callable[[], None]) -> bytes:
-        """The action's bytes, not yet checked by its space. Stops the clock."""
+        """Return the bytes of the action, not yet checked by its space. Stops the clock."""
         self._waited_ns = 0
         if self._is_command:
             when_slow()  # to start a line of JSON takes longer than to stop the others
@@ -236,7 +236,8 @@ class Seat:
             self._thaw()
 
     def answer_batch(self, match_deadline: float) -> bytes:
-        """The actions' bytes of the first batch that is not answered. The clock of a move holds for each of them."""
+        """Return the bytes of the actions for the first unanswered batch. The time for a move applies to each of
+        them."""
         asked = sum(self._batches)
         data = self._receive(match_deadline, self._move_ns * asked + self.bank_ns, "a batch of moves")
         if data[:1] != b"b":
@@ -263,7 +264,7 @@ class Seat:
                 raise self._too_slow("a move", used)
 
     def _used(self) -> int:
-        """Processor time since it was last asked for, now on the account."""
+        """CPU time since the last call, added to the account."""
         now = self._talk.cpu_ns()
         used = now - self._mark_ns
         self._mark_ns = now
@@ -285,7 +286,7 @@ class Seat:
     # ---- the clock ----
 
     def _wait(self, deadline: float, cpu_ns: int | None, what: str) -> bytes:
-        """For the next bytes; b"" when it is gone. Time over: Fault."""
+        """Wait for the next bytes; b"" if the process is gone. Raises Fault if the time is over."""
         started = time.monotonic()
         cap = deadline if cpu_ns is None else min(deadline, started + cpu_ns / 1e9 * WALL_FACTOR + WALL_SLACK_S)
         while True:
@@ -321,7 +322,7 @@ class Seat:
         )
 
     def freeze(self) -> None:
-        """While it is not its turn it stands still, and all that it started."""
+        """Pause the agent and everything it started while it is not its turn."""
         self.frozen = True
         self._talk.freeze()
 
@@ -339,7 +340,7 @@ class Seat:
         self._talk.send(head + body)
 
     def _receive(self, deadline: float, cpu_ns: int | None, what: str) -> bytes:
-        """One packet of the harness, put together where it came in pieces."""
+        """Receive one packet of the harness, joined if it came in pieces."""
         return self._rest_of(self._wait(deadline, cpu_ns, what), deadline, cpu_ns, what)
 
     def _rest_of(self, data: bytes, deadline: float, cpu_ns: int | None, what: str) -> bytes:
@@ -359,7 +360,8 @@ class Seat:
             data = self._wait(deadline, cpu_ns, what)
 
     def _given_up(self, data: bytes) -> Fault:
-        """The harness says why the agent cannot go on: words of a stranger, believed because they only hurt itself."""
+        """Handle the harness's message why the agent cannot continue. It is untrusted, but can only harm the agent
+        itself."""
         try:
             message: Any = json.loads(data[:8192])
             kind, text = _KINDS[message["kind"]], str(message["text"])
@@ -433,7 +435,7 @@ class Seat:
             self._talk.drop()
 
     def rest(self) -> bool:
-        """After a game; False when it cannot play another one."""
+        """Finish a game. Returns False if the process cannot play another one."""
         if self._ended or self.fault or not self._met or self._unanswered:
             return False  # a late answer would be taken for the first one of the next game
         self._take_log()
@@ -448,7 +450,7 @@ class MatchTimeout(Exception):
 
 
 class Log:
-    """The head and the tail of what an agent prints."""
+    """Head and tail of an agent's output."""
 
     def __init__(self, keep: int, limit: int) -> None:
         self._half = keep // 2
@@ -458,7 +460,7 @@ class Log:
         self._limit = limit
 
     def add(self, data: bytes) -> bool:
-        """False once there was too much."""
+        """Add output. Returns False once there is too much."""
         self._total += len(data)
         room = self._half - len(self._head)
         self._head += data[:room]
@@ -472,5 +474,5 @@ class Log:
 
 
 def printable(text: str) -> str:
-    """Without what could steer a terminal: an agent's words are shown to people."""
+    """Text without terminal control characters, since an agent's output is shown to people."""
     return "".join(char if char in "\n\t" or char.isprintable() else "�" for char in text)

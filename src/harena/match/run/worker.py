@@ -1,6 +1,6 @@
 """A process that plays matches for `runner.Runner`, one at a time on one processor. Started by its module name.
 
-Ends, with its boxes, when the runner's end of the socket closes, however that comes about.
+It ends, with its boxes, when the runner's end of the socket closes for any reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MatchJob(msgspec.Struct, tag="job"):
     id: int
     spec: MatchSpec
     seeds: list[int] | None = None
-    """Played in lockstep, one game each."""
+    """Seeds of lockstep games, one game each."""
     watched: bool = False
 
 
@@ -52,7 +52,7 @@ class JobRefused(msgspec.Struct, tag="refused"):
     id: int
     text: str
     bad_spec: bool
-    """The caller's mistake; else ours."""
+    """True for a mistake of the caller, False for a failure of the platform."""
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -72,7 +72,7 @@ def send(sock: socket.socket, message: Order | Report) -> None:
 
 
 def receive(sock: socket.socket) -> bytes | None:
-    """One message; None at the end of the conversation."""
+    """Receive one message; None at the end of the connection."""
     head = _exactly(sock, LENGTH.size)
     if head is None:
         return None
