@@ -1,3 +1,3 @@
-"""The match executor: matches over gRPC, by the contract of proto/executor.proto. `server` starts it."""
+"""Match executor: serves matches over gRPC, as defined in proto/executor.proto. `server` starts it."""
 
 from __future__ import annotations

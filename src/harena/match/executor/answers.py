@@ -1,4 +1,4 @@
-"""Results as messages. Pure: what happened comes in, what a client reads goes out."""
+"""Converts results to messages for clients. Pure functions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def response(match: MatchCall, max_bytes: int) -> pb.MatchResponse:
 
 
 def for_spectators(answer: pb.MatchResponse) -> pb.MatchResponse:
-    """Logs belong to an agent's owner, and the replay to who ordered it."""
+    """Remove logs and replay, which are only for the agent's owner and the client that requested the match."""
     public = pb.MatchResponse()
     public.CopyFrom(answer)
     public.ClearField("replay")
@@ -167,5 +167,5 @@ def environment(info: GameInfo) -> pb.Environment:
 
 
 def text(value: str) -> str:
-    """protobuf refuses lone surrogates, and an agent may have printed some."""
+    """Replace lone surrogates, which agents may print and protobuf refuses."""
     return value.encode(errors="replace").decode()

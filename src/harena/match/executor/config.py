@@ -1,5 +1,5 @@
-"""The executor's settings, from a YAML file and the environment. A closed schema: an unknown key, a wrong type or a
-value out of range is an error that names the key and the nearest right one; nothing is guessed or dropped in silence.
+"""Settings of the executor, from a YAML file and environment variables. The schema is closed: an unknown key, a wrong
+type or a value out of range is an error that names the key and the nearest valid one; nothing is silently ignored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ S = TypeVar("S")
 
 
 class ConfigError(SpecError):
-    """A setting cannot be used; names the key, what was found and what is expected."""
+    """A setting is invalid. The message names the key, the value and what is expected."""
 
 
 # ---- readers: a value as YAML gave it, and its dotted key ----
@@ -149,24 +149,24 @@ class Tls:
 class ServerSection:
     host: Annotated[str, _text] = "127.0.0.1"
     port: Annotated[int, _whole(0, 65535)] = 50051
-    """0 takes a free one and prints it."""
+    """0 chooses a free port and prints it."""
     max_matches: Annotated[int, _whole(0, 4096)] = 0
-    """Matches and validations at once; 0: one for each core."""
+    """Matches and validations at once; 0 means one for each core."""
     max_watchers: Annotated[int, _whole(1, 4096)] = 64
     max_games: Annotated[int, _whole(1, 1_000_000)] = 1000
-    """Of one request."""
+    """Maximum number of games of one request."""
     max_timeout_sec: Annotated[float, _number(1, 86400, "seconds")] = 3600.0
     """The longest timeout_sec a client may ask for."""
     max_message_mb: Annotated[int, _whole(1, 1024)] = 60
-    """Of a request, and of an answer with its replay."""
+    """Maximum size of a request, and of a response with its replay."""
     grace_sec: Annotated[float, _number(0, 86400, "seconds")] = 30.0
-    """How long running matches may go on after SIGTERM."""
+    """How long running matches may continue after SIGTERM."""
     environments: Annotated[tuple[str, ...], _texts] = ()
-    """Games of the form "module:factory" that clients may name, and what else ListEnvironments is to show."""
+    """Games of the form "module:factory" that clients may name, and other games that ListEnvironments should show."""
     auth_token: Annotated[str, _text] = ""
     """Clients send it as `authorization: Bearer TOKEN`."""
     insecure: Annotated[bool, _flag] = False
-    """Lets anyone who can reach the address run code here; without it such an address is refused."""
+    """Allow everybody who can reach the address to run code here. Without it, such an address is refused."""
     log_level: Annotated[str, _level] = "INFO"
     tls: Tls = field(default_factory=Tls)
 
@@ -185,7 +185,7 @@ class ResourceLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSection:
     log_kb: Annotated[int, _whole(1, 16384)] = 64
-    """Kept of what each agent prints."""
+    """How much of each agent's output is kept."""
     output_mb: Annotated[int, _whole(1, 1024)] = 8
     """More than this ends the agent."""
 
@@ -194,7 +194,7 @@ class SandboxSection:
 class ValidationSection:
     max_file_size_mb: Annotated[int, _whole(1, 1024)] = 10
     forbidden_imports: Annotated[tuple[str, ...] | None, _texts] = None
-    """Warned about, never a wall: the box is. None: the built-in list."""
+    """Modules to warn about. This is no protection; the box is. None means the built-in list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,18 +207,18 @@ class S3:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """Where code_url may point; as it comes, nowhere."""
+    """Where code_url may point; by default nowhere."""
 
     allow_hosts: Annotated[tuple[str, ...], _hosts] = ()
     private_hosts: Annotated[tuple[str, ...], _hosts] = ()
-    """Of the allowed hosts, those that may have an address that is not public."""
+    """Allowed hosts that may have an address that is not public."""
     allow_http: Annotated[bool, _flag] = False
     file_folder: Annotated[Path | None, _path] = None
-    """file:// below this folder."""
+    """file:// URLs must be below this folder."""
     ca_file: Annotated[Path | None, _path] = None
     """Trusted instead of the system's certificates."""
     timeout_sec: Annotated[float, _number(0.1, 3600, "seconds")] = 30.0
-    """For one agent, redirects included."""
+    """Time limit for one agent, including redirects."""
     max_mb: Annotated[int, _whole(1, 1024)] = 50
     s3: S3 = field(default_factory=S3)
 
@@ -226,7 +226,7 @@ class Fetch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySection:
     folder: Annotated[Path | None, _path] = None
-    """Where record_replay writes; None: harena/replays in $XDG_STATE_HOME or ~/.local/state."""
+    """Where record_replay writes; None means harena/replays in $XDG_STATE_HOME or ~/.local/state."""
     base_url: Annotated[str, _url("https", "http")] = ""
     """The folder's address for clients; without it they get file:// URLs."""
     keep_days: Annotated[float, _number(0, 36500, "days")] = 0.0
@@ -364,7 +364,7 @@ def override(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach who listens there."""
+    """Whether only this machine can reach the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

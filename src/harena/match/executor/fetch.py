@@ -1,9 +1,9 @@
-"""Gets an agent's bytes from its code_url. Guarantees: only from where the config allows, never more than the cap,
+"""Fetches an agent from its code_url. Guarantees: only from hosts that the config allows, never more than the cap,
 never past the deadline, and never from an address of this machine or its network that the operator has not named.
 
-A client chooses the URL, so this is where a stranger could make the server talk to what only the server can reach.
-Every hop is checked by name, then resolved, then all its addresses are checked, and the connection goes to a checked
-address itself: a name that answers differently the second time gains nothing.
+A client chooses the URL, so a stranger could try to make the server contact hosts that only the server can reach. Every
+hop is checked by name, then resolved, then all its addresses are checked, and the connection goes to a checked address:
+a name that resolves differently the second time gains nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FetchRefused(HarenaError):
 
 
 class FetchFailed(HarenaError):
-    """The URL is allowed, but its bytes could not be had: not found, too large, too slow, cut off."""
+    """The URL is allowed, but could not be fetched: not found, too large, too slow, connection lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class _Target:
     path: str
 
     def __str__(self) -> str:
-        """Without the query, which may be a signature."""
+        """The URL without the query, which may contain a signature."""
         return f"{self.scheme}://{self.netloc}{self.path.partition('?')[0]}"
 
     @property
@@ -83,7 +83,7 @@ class Fetcher:
         self._tls = ssl.create_default_context(cafile=str(settings.ca_file) if settings.ca_file else None)
 
     def check(self, url: str) -> None:
-        """Raises FetchRefused for what `fetch` would refuse before it sends anything."""
+        """Raise FetchRefused for URLs that `fetch` would refuse before it sends anything."""
         scheme = self._scheme(url)
         if scheme == "file":
             self._file_parts(url)
@@ -157,7 +157,7 @@ class Fetcher:
         return following
 
     def _addresses(self, target: _Target, private: bool) -> list[str]:
-        """Refused as a whole where one of them is."""
+        """Resolve and check a host; it is refused if any of its addresses is."""
         try:
             found = self._resolve(target.host, target.port)
         except (OSError, UnicodeError) as error:
@@ -248,7 +248,7 @@ class Fetcher:
         return _Target(endpoint.scheme, endpoint.host, endpoint.port, path)
 
     def _s3_headers(self, target: _Target) -> dict[str, str]:
-        """Signed with the environment's credentials; anonymous without them."""
+        """Headers signed with credentials from the environment; anonymous without them."""
         identity, secret = self._environ.get("AWS_ACCESS_KEY_ID"), self._environ.get("AWS_SECRET_ACCESS_KEY")
         if not identity or not secret:
             return {}
@@ -261,7 +261,7 @@ class Fetcher:
     # ---- file ----
 
     def _file_parts(self, url: str) -> tuple[Path, tuple[str, ...]]:
-        """The allowed folder, and the way down from it to the file with all links followed."""
+        """The allowed folder, and the path below it with all links resolved."""
         folder = self._settings.file_folder
         if folder is None:
             raise FetchRefused("file:// is not allowed: set fetch.file_folder in the executor's config")
@@ -305,7 +305,7 @@ class Fetcher:
 
 
 class _PinnedConnection(http.client.HTTPConnection):
-    """Connects to checked addresses; the name stands in the Host header and in the certificate."""
+    """Connects to checked addresses; the name is used for the Host header and the certificate."""
 
     def __init__(self, target: _Target, addresses: list[str], tls: ssl.SSLContext | None, ends_at: float) -> None:
         super().__init__(target.host, target.port, timeout=_left_s(ends_at))
@@ -353,7 +353,7 @@ def parse(url: str) -> _Target:
 
 
 def _listed(target: _Target, hosts: tuple[str, ...]) -> bool:
-    """An entry without a port means the scheme's own."""
+    """Whether a host is listed. An entry without a port means the default port of the scheme."""
     for entry in hosts:
         bracketed = entry.startswith("[")
         name, _, port = entry[1:].partition("]") if bracketed else entry.partition(":")

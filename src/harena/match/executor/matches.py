@@ -1,6 +1,6 @@
-"""Matches while they run: one request is one `Match`, a series of games played one after the other. Guarantees: never
-more than the limit at once; a match that was cancelled ends its game and starts no other; who watches too slowly loses
-steps and is told how many, and slows nobody down.
+"""Running matches: one request is one `Match`, a series of games played one after the other. Guarantees: never more
+than the limit at once; a cancelled match ends its game and starts no other; a slow watcher loses steps, is told how
+many, and delays nobody.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from harena.match.series.driver import Series, drive
 from harena.match.series.schedule import Pairing, Schedule
 
 BACKLOG = 256
-"""Events kept for a watcher that does not keep up."""
+"""Number of events kept for a slow watcher."""
 SLACK_S = 15.0
-"""A game has its own clock; a runner that says nothing for so much longer is lost."""
+"""Additional time after a game's own clock before a silent runner counts as lost."""
 
 Event = dict[str, Any]
 
@@ -53,9 +53,9 @@ class GameRecord:
     number: int
     pairing: Pairing
     result: MatchResult
-    """Without replay and logs, which would add up."""
+    """Result without replay and logs, to save memory."""
     urls: tuple[str, str] = ("", "")
-    """Of the replay as JSON and as HTML."""
+    """URLs of the replay as JSON and as HTML."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Told:
 
 
 class Watcher:
-    """A bounded queue between a match and one who looks on."""
+    """Bounded queue between a match and a watcher."""
 
     def __init__(self) -> None:
         self._queue: collections.deque[Told | None] = collections.deque()
@@ -107,11 +107,11 @@ class MatchCall:
         self.pairings: Sequence[Pairing] = _pairings(order)
         self.games: list[GameRecord] = []
         self.replay = b""
-        """The first game's, as JSON, when the order asks for it."""
+        """JSON replay of the first game, if requested."""
         self.logs: dict[int, str] = {}
-        """By entrant: of the game it forfeited first, else of the last one."""
+        """Logs by entrant: of the first game it forfeited, otherwise of the last game."""
         self.faults: dict[int, SeatResult] = {}
-        """By entrant: the first."""
+        """First fault by entrant."""
         self.warnings: list[str] = []
         self.status = MatchStatus.FINISHED
         self.error = ""
@@ -125,7 +125,7 @@ class MatchCall:
         self._listening = threading.Lock()
         self._watchers: list[Watcher] = []
         self._last: dict[str, tuple[int, Any]] = {}
-        """What a new watcher hears first: the start of the game that runs, and its latest step."""
+        """Events for a new watcher: the start of the current game, and its latest step."""
         self._over = False
 
     # ---- from other threads ----
@@ -157,7 +157,7 @@ class MatchCall:
         watcher.end()
 
     def close(self, answer: object | None) -> None:
-        """Nothing comes after this: watchers get the answer, where there is one, and the end."""
+        """End the stream: watchers get the answer, if there is one, and the end."""
         with self._listening:
             self._over = True
             for watcher in self._watchers:
@@ -225,8 +225,8 @@ class MatchCall:
         self.games.append(GameRecord(number=number, pairing=pairing, result=bare, urls=urls))
 
     def _codes(self, fetcher: Fetcher) -> list[AgentCode | str]:
-        """By entrant: its code, or why it has none. An agent that cannot be read is its owner's loss, not the end of
-        the match; one that cannot be fetched is nobody's."""
+        """Code by entrant, or the error. An agent that cannot be read forfeits, and the match continues; if an agent
+        cannot be fetched, nobody is to blame."""
         limits = archive_limits(self._settings)
         codes: list[AgentCode | str] = []
         for at, entrant in enumerate(self.order.entrants):
@@ -400,7 +400,7 @@ class RunningMatches:
             )
 
     def drain(self, grace_s: float) -> None:
-        """No new ones; those that run have `grace_s` to finish and are then cancelled."""
+        """Accept no new matches. Running ones have `grace_s` to finish and are then cancelled."""
         with self._condition:
             self._draining = True
             if self._condition.wait_for(self._empty, grace_s):

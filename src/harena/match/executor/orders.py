@@ -1,5 +1,5 @@
-"""Reads a MatchRequest as an `Order`: everything checked that can be checked before anything is fetched or started.
-What is wrong is `Refused` with the field's name in it; a client wrote the request, so every size has a cap.
+"""Parses a MatchRequest into an `Order`. Everything that can be checked is checked before anything is fetched or
+started. Errors are `Refused` with the name of the field. A client wrote the request, so every size has a cap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harena.match.executor.pb import executor_pb2 as pb
 from harena.match.result import Clock
 
 CALLER: ContextVar[str] = ContextVar("caller", default="")
-"""Whose call this is, by the server's door. Matches are their callers': nobody else watches or cancels them."""
+"""Name of the caller, from the server's door. A match belongs to its caller: nobody else can watch or cancel it."""
 MAX_ID = 256
 MAX_CONFIG = 64 << 10
 
@@ -44,7 +44,7 @@ def invalid(text: str) -> CallRefused:
 class Entrant:
     agent_id: str
     code: bytes
-    """Empty: to be fetched from the URL."""
+    """Code of the agent; empty if it must be fetched from the URL."""
     url: str
 
 
@@ -64,7 +64,7 @@ class Order:
     include_replay: bool
     include_logs: bool
     watchable: bool
-    """Steps are told: a cost that unwatched matches do not have."""
+    """Send every step to watchers, which has a cost."""
 
 
 def read(request: pb.MatchRequest, settings: ServerConfig, fetcher: Fetcher, *, watchable: bool = False) -> Order:
@@ -94,7 +94,7 @@ def read(request: pb.MatchRequest, settings: ServerConfig, fetcher: Fetcher, *, 
 
 
 def environment_of(name: str) -> str:
-    """The full id. A client chooses among what the operator installed; the registry imports nothing a client names."""
+    """Return the full id. A client chooses among installed games; the registry imports nothing that a client names."""
     if not name:
         raise invalid("environment: missing")
     try:

@@ -1,6 +1,6 @@
-"""The folder of replays: JSON and HTML files by match and game, and their URLs. Guarantees: a match_id is a client's
-word and never a path; a file is complete or not there; what is older than keep_days goes, and so do the oldest files
-when there are more than max_files or max_mb.
+"""Folder of replays: JSON and HTML files by match and game, and their URLs. Guarantees: a match_id comes from a client
+and is never used as a path; a file is complete or does not exist; files older than keep_days are removed, and so are
+the oldest files if there are more than max_files or max_mb.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harena.match.replay.replay import Replay
 DAY_S = 86400.0
 SWEEP_EVERY_S = 3600.0
 ROOM = 0.9
-"""Share that is kept of a folder that was too full."""
+"""Share of the limit that is kept when a full folder is cleaned."""
 
 
 def as_json(compact: bytes) -> bytes:
@@ -39,10 +39,10 @@ class ReplayStore:
         self._swept_at = -SWEEP_EVERY_S
         self._files = 0
         self._bytes = 0
-        """As of the last look at the folder, and what was written since."""
+        """Total size at the last scan of the folder, plus what was written since."""
 
     def write(self, match_id: str, game: int, compact: bytes, *, caller: str = "") -> tuple[str, str]:
-        """The URLs of the JSON and of the HTML. Raises OSError, and ReplayError."""
+        """Write a replay and return the URLs of JSON and HTML. Raises OSError and ReplayError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         name = file_name(match_id, game, caller=caller)
         replay = Replay.load(compact)
@@ -70,7 +70,7 @@ class ReplayStore:
         return f"{base}/{urllib.parse.quote(name)}" if base else (self.folder / name).as_uri()
 
     def _sweep(self) -> None:
-        """Removes what is too old, and the oldest of what is too much."""
+        """Remove files that are too old, and the oldest ones if there are too many."""
         settings = self._settings
         with self._lock:
             now = time.monotonic()
@@ -94,7 +94,7 @@ class ReplayStore:
                 self._bytes -= size
 
     def _ours(self) -> list[tuple[float, int, str]]:
-        """When written, bytes, path. Only what was named here: the folder may hold other things."""
+        """Time, size and path of our own files; the folder may contain others."""
         found: list[tuple[float, int, str]] = []
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.folder):
@@ -109,7 +109,7 @@ FILE_NAME = re.compile(r"[\w.-]{1,100}\.[0-9a-f]{8}\.\d{1,7}\.(json|html)", re.A
 
 
 def file_name(match_id: str, game: int, *, caller: str = "") -> str:
-    """Readable, and different for different ids and callers, whatever is in them."""
+    """Readable file name, different for different ids and callers."""
     words = re.sub(r"[^\w-]+", "-", match_id, flags=re.ASCII).strip("-")[:80] or "match"
     whose = f"{caller}\0{match_id}" if caller else match_id
     return f"{words}.{hashlib.sha256(whose.encode()).hexdigest()[:8]}.{game}"

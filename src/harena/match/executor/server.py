@@ -1,7 +1,7 @@
-"""Starts the executor: `serve` until SIGTERM, `start` for those who have a main loop of their own. Guarantees: an
-address that others can reach is served only behind a door (a token, client certificates, a `Door` of the caller's) or
-when `insecure` was chosen; on the way out nothing new is accepted, running matches have the grace time, and those cut
-short are answered as cancelled.
+"""Starts the executor: `serve` runs until SIGTERM, `start` is for callers with their own main loop. Guarantees: an
+address that others can reach is served only with authentication (a token, client certificates, or a `Door` of the
+caller) or if `insecure` was chosen; during shutdown nothing new is accepted, running matches have the grace time, and
+matches that are cut short are answered as cancelled.
 
 Synchronous gRPC on purpose: a match is a thread that waits, and a call that ends cancels it by a callback.
 """
@@ -38,9 +38,9 @@ except ImportError as error:
 log = logging.getLogger("harena.executor")
 
 OTHER_CALLS = 16
-"""Threads for calls that are no match and no watcher."""
+"""Threads for calls other than matches and watchers."""
 LAST_S = 2.0
-"""For answers on their way when the server stops."""
+"""Time for pending answers when the server stops."""
 HEALTH = "/grpc.health.v1.Health/"
 OPEN_DOOR = (
     "anyone who can reach {} could run code here: set executor.auth_token (EXECUTOR_AUTH_TOKEN) or "
@@ -49,7 +49,7 @@ OPEN_DOOR = (
 
 
 class Door(Protocol):
-    """Decides who may call. Health checks of grpc.health.v1 do not pass it: probes have no key."""
+    """Authentication of callers. Health checks of grpc.health.v1 are exempt, because probes have no key."""
 
     def admit(self, method: str, metadata: dict[str, str]) -> str:
         """Return the caller's name, before the message has been read. Raises Refused."""
@@ -87,7 +87,7 @@ class RunningServer:
         self._finally.append(action)
 
     def hurry(self) -> None:
-        """Ends the grace time of a `stop` that waits."""
+        """End the grace time of a waiting `stop`."""
         self._rpcs.board.cancel_all()
 
     def __enter__(self) -> RunningServer:
@@ -174,7 +174,7 @@ def _credentials(tls: config.Tls) -> grpc.ServerCredentials | None:
 
 
 class _Guard(grpc.ServerInterceptor):
-    """Has the door look at every call but health checks."""
+    """Passes every call except health checks to the door."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -239,13 +239,13 @@ def _refusing(refusal: CallRefused) -> Any:
 
 
 def bearer(metadata: dict[str, str]) -> str:
-    """The token of `authorization: Bearer TOKEN`; empty where there is none."""
+    """Token of `authorization: Bearer TOKEN`; empty if there is none."""
     scheme, _, token = metadata.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 class _Token:
-    """One token for all callers."""
+    """Door with one token for all callers."""
 
     def __init__(self, token: str) -> None:
         self._expected = token.encode()
@@ -306,7 +306,7 @@ def serve_from(
     file_folder: str | None = None,
     insecure: bool = False,
 ) -> None:
-    """`harena executor`: arguments win over the environment, which wins over the file. `file_folder` allows file://
+    """Run `harena executor`: arguments override the environment, which overrides the file. `file_folder` allows file://
     URLs below it."""
     loaded = config.load(config_path)
     serve(config.override(loaded, host=host, port=port, file_folder=file_folder, insecure=insecure))

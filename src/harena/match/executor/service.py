@@ -1,6 +1,6 @@
-"""The rpcs of proto/executor.proto, over any Runner. Guarantees: a match lives no longer than the call that owns it;
-what a client got wrong is a status with the field's name, what an agent got wrong is in the result, and what the
-platform got wrong is STATUS_ERROR.
+"""Implements the rpcs of proto/executor.proto with any Runner. Guarantees: a match ends with the call that owns it;
+errors of a client are a status that names the field, errors of an agent are in the result, and errors of the platform
+are STATUS_ERROR.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("harena.executor")
 
 NAME = "executor.Executor"
 SPARE_BYTES = 1 << 16
-"""Of a message, for what gRPC adds."""
+"""Bytes of a message reserved for what gRPC adds."""
 
 Context = grpc.ServicerContext
 

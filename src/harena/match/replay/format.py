@@ -1,5 +1,5 @@
-"""The compact bytes of a replay, and back. Promises: what it reads is bounded (header, steps, sizes) and of a closed
-shape, or refused with ReplayError; the game section holds no clock time, so the same match gives the same bytes.
+"""Compact format of replays. Guarantees: input is bounded (header, steps, sizes) and has a fixed structure, or is
+refused with ReplayError; the game section contains no times, so the same match gives the same bytes.
 
 A file is MAGIC, a version byte, the u32 length of the game section, the game section, the run section. A section is one
 zstd frame of a u32 header length, a msgpack header and columns; docs/replays.md has the fields. Seats' actions are
@@ -29,7 +29,7 @@ MAGIC = b"\x89HRP"
 VERSION = 1
 MAX_STEPS = 1_000_000
 MAX_MOVES = 4_000_000
-"""Of all seats together."""
+"""Maximum number of moves of all seats together."""
 MAX_SEATS = 1024
 MAX_HEADER = 1 << 20
 MAX_SECTION = 64 << 20
@@ -37,7 +37,7 @@ MAX_FILE = 64 << 20
 CHECK_EVERY = 100
 """Steps between two check hashes of the view."""
 CHECK_BYTES = 4
-"""A check only has to tell where a game went another way."""
+"""Bytes of a check hash, which only has to show where a game diverged."""
 FINAL_BYTES = 16
 
 _U32 = struct.Struct("<I")
@@ -50,7 +50,7 @@ _T = TypeVar("_T")
 
 
 class ReplayError(HarenaError):
-    """Not a replay, a damaged or hostile one, or one that cannot be re-run here; says which and why."""
+    """The data is not a replay, is damaged or hostile, or cannot be re-run here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class _RunHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """All that a replay holds, as data."""
+    """Contents of a replay."""
 
     environment: str
     seed: int
@@ -209,7 +209,7 @@ class Record:
 
     @property
     def environment_version(self) -> str:
-        """As the id says it; empty for one without."""
+        """Version from the id; empty if it has none."""
         found = re.search(r"[-_](v\d+)$", self.environment)
         return found[1] if found else ""
 

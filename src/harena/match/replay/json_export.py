@@ -1,5 +1,5 @@
-"""A replay as the JSON that other tools read: version, metadata and one frame per step, with what is needed to run it
-again beside it. Reading takes any such document that carries a seed; unknown fields are ignored, sizes are capped.
+"""JSON format of replays for other tools: version, metadata and one frame per step, plus what is needed to re-run it.
+Any such document with a seed can be read; unknown fields are ignored, sizes are capped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class JsonReplay(msgspec.Struct, frozen=True):
 
 
 def keys(agents: Sequence[str]) -> list[str]:
-    """Each seat's name in the document: the agent's, made unique."""
+    """Name of each seat in the document: the agent's name, made unique."""
     taken: set[str] = set()
     result: list[str] = []
     for name in agents:
@@ -82,7 +82,7 @@ def keys(agents: Sequence[str]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """As it is after a way through JSON: tuples are lists, and there is no nan."""
+    """The value as it would be after JSON: tuples are lists, and there is no nan."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
@@ -172,7 +172,7 @@ def parse(data: bytes) -> JsonReplay:
 
 
 def record(parsed: JsonReplay, game: Game) -> fmt.Record:
-    """The same data in columns. The game is needed to read actions: JSON does not say what they are."""
+    """Convert to columns. The game is needed to read actions, because JSON does not state their types."""
     meta = parsed.metadata
     agents = [JsonAgent(agent) if isinstance(agent, str) else agent for agent in meta.agents]
     seat_of = {agent.agent_id: seat for seat, agent in enumerate(agents)}

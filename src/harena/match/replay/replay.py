@@ -1,8 +1,8 @@
-"""Replays: what was played, small enough to keep and enough to play it again. Promises: the game section of a replay
-depends on the match alone, not on when or where it ran; `verify` re-runs it and names the first difference.
+"""Replays: the seed and moves of a match. Guarantees: the game section of a replay depends on the match alone, not on
+when or where it ran; `verify` re-runs it and reports the first difference.
 
-What it cannot prove: that a seat really crashed or ran out of time, and how long its moves took. That is the word of
-whoever ran the match; scores, winner and positions are not.
+It cannot prove that a seat really crashed or ran out of time, or how long its moves took. For these you have to trust
+the person who ran the match, but not for scores, winner and positions.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class ReplayRecorder:
         self._withdrawn: list[tuple[int, tuple[int, ...]]] = []
 
     def withdraw(self, seats: Sequence[int]) -> None:
-        """After the game took these seats out and went on."""
+        """Record that the game withdrew these seats and continued."""
         self._withdrawn.append((len(self._steps), tuple(seats)))
 
     def step(self, actions: Mapping[int, bytes], cpu_us: Mapping[int, int]) -> None:
-        """After the game took this step. `actions` as encoded by the seats' action spaces."""
+        """Record a step of the game. `actions` are encoded by the seats' action spaces."""
         self._steps.append((dict(actions), dict(cpu_us)))
         if not len(self._steps) % fmt.CHECK_EVERY:
             self._checks.append(view_hash(self._game)[: fmt.CHECK_BYTES])
@@ -69,7 +69,7 @@ class ReplayRecorder:
         ended_at: float,
         forfeited: Sequence[int] = (),
     ) -> bytes:
-        """The compact replay. `seats`: status and reason of each."""
+        """Return the compact replay. `seats`: status and reason of each."""
         moves = fmt.columns(len(self._agents), self._steps)
         return fmt.encode(
             fmt.Record(
@@ -99,7 +99,7 @@ class ReplayRecorder:
 
 
 def _text(words: str) -> str:
-    """Names and reasons may hold what an agent printed: of any length, and not always Unicode."""
+    """Shorten and clean text, since names and reasons may contain arbitrary output of agents."""
     return words[:2000].encode("utf-8", "replace").decode()
 
 
@@ -116,15 +116,15 @@ class ReplayFrame:
 
     number: int
     actions: dict[int, Any]
-    """That led here."""
+    """Actions that led to this frame."""
     rewards: dict[int, float]
     observations: dict[int, Any]
     view: dict[str, Any]
     text: str
     cpu_us: dict[int, int]
-    """What the moves that led here took."""
+    """CPU time of the moves that led to this frame."""
     done: bool
-    """The last frame of the replay."""
+    """True for the last frame of the replay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class Verification:
 
     ok: bool
     steps: int
-    """Re-run without a difference."""
+    """Number of steps re-run without a difference."""
     frame: int | None = None
     recorded: str = ""
     replayed: str = ""
@@ -176,7 +176,7 @@ class Replay:
 
     @classmethod
     def load(cls, source: bytes | str | os.PathLike[str]) -> Replay:
-        """From bytes or a file, compact or JSON. The bytes may be anybody's."""
+        """Load a replay from bytes or a file, compact or JSON. The input is untrusted."""
         data = source if isinstance(source, bytes) else _read(Path(source))
         if data.startswith(fmt.MAGIC):
             return cls(fmt.decode(data))
@@ -189,7 +189,8 @@ class Replay:
         return fmt.encode(self._record)
 
     def game_part(self) -> bytes:
-        """What the match alone decides: the same spec, the same bytes. Not compressed, so that it outlives a zstd."""
+        """The part that depends on the match alone: the same spec gives the same bytes. Not compressed, so that it does
+        not depend on the version of zstd."""
         return b"".join(fmt.game_section(self._record))
 
     def to_json(self) -> dict[str, Any]:
@@ -215,7 +216,7 @@ class Replay:
             raise ReplayError(f"the replay does not fit {self.environment}: {divergence}") from None
 
     def verify(self) -> Verification:
-        """Runs the game again and compares all that follows from seed and moves."""
+        """Re-run the game and compare everything that follows from seed and moves."""
         number = 0
         try:
             for number, game, _, rewards, _ in self._run():

@@ -1,7 +1,7 @@
-"""A replay as one HTML file that needs nothing else: for the command line, notebooks and the web page.
+"""Renders a replay as one self-contained HTML file, for the command line, notebooks and the web page.
 
-Promises: no request leaves the page, and nothing that an agent wrote (its name, its logs, its moves) runs in it: the
-data is JSON in which no tag can end, only our two scripts may run, and they write text nodes.
+Guarantees: the page makes no requests, and nothing that an agent wrote (its name, its logs, its moves) runs in it: the
+data is JSON that cannot close a tag, only our two scripts may run, and they write text nodes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def html(replay: Replay, *, logs: Sequence[str] | None = None) -> str:
 
 
 def title(game: str) -> str:
-    """Of a game by its name without a version."""
+    """Title of a game, from its name without a version."""
     return _TITLES.get(game, game)
 
 
@@ -147,7 +147,7 @@ def _encoded(frame: ReplayFrame, used_us: Sequence[int], totals: Sequence[float]
 
 
 def _brief(value: Any) -> Any:
-    """Six digits are more than a picture shows."""
+    """Round to six digits, which are enough for drawing."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

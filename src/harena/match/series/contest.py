@@ -36,7 +36,7 @@ class Finished:
 
     @property
     def winner(self) -> int | None:
-        """The agent's index."""
+        """Index of the agent that won."""
         return None if self.result.winner is None else self.pairing.seats[self.result.winner]
 
     def as_json(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class TableRow:
     score: Interval
     """The mean."""
     faults: int
-    """Games in which it did not behave."""
+    """Games in which the agent had a fault."""
     cpu_s: float
     moves: int
 
@@ -109,7 +109,7 @@ class Contest:
         progress: Callable[[int, int], object] = lambda done, total: None,
         finished: Callable[[Finished], object] = lambda game: None,
     ) -> None:
-        """To the end, or to the first exception; what was finished by then stays."""
+        """Play to the end or to the first exception; finished games are kept."""
         total = self.schedule.expected
         series = Series(self.schedule, report_result)
         with contextlib.closing(drive(series, lambda pairings: play(map(self._spec_of, pairings)))) as played:
@@ -148,7 +148,8 @@ class Contest:
                 yield game.result.seats[game.pairing.seats.index(agent)]
 
     def distinct_games(self) -> int:
-        """Games that are not another one again: the same agents in the same seats saw and did the same."""
+        """Number of games that do not repeat another one, in which the same agents in the same seats saw and did the
+        same."""
         return len({_identity(game) for game in self.games if _counts(game)})
 
     def counted_games(self) -> int:
@@ -186,7 +187,7 @@ def _counts(game: Finished) -> bool:
 
 
 def _identity(game: Finished) -> tuple[tuple[int, ...], str]:
-    """Equal for games that are one game; one without a fingerprint is like no other."""
+    """Key that is equal for identical games; a game without a fingerprint equals no other."""
     return game.pairing.seats, game.result.fingerprint or f"game {game.pairing.number} {game.pairing.attempt}"
 
 

@@ -1,5 +1,5 @@
-"""The frame that every schedule of games fits in: pairings out, results in, standings. Guarantees: every game is
-reported once; a void game is given out again with the same seed, three times at most, and is no result after that.
+"""Base class of schedules: returns pairings, accepts results, computes standings. Guarantees: every game is reported
+once; a void game is repeated with the same seed, at most three times, and has no result after that.
 
 A schedule is asked for a round (`next_round`), told how each of its games went (`report`), and asked for the next one,
 until that is empty.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from harena.errors import SpecError
 
 VOID_REPLAYS = 3
-"""A platform that fails four times at the same game will fail again."""
+"""Maximum number of repetitions of a void game."""
 MAX_PAIRINGS = 1_000_000
 
 
@@ -24,14 +24,14 @@ class Pairing:
     """One game to be played."""
 
     seats: tuple[int, ...]
-    """The agent's index, by seat."""
+    """Index of the agent in each seat."""
     seed: int
     round: int
     """From 1."""
     number: int
     """From 0, unique in its schedule."""
     tie: int = 0
-    """The meeting that it belongs to, where several games decide one."""
+    """The tie that it belongs to, if several games decide one."""
     attempt: int = 0
     """How often it was void before."""
 
@@ -41,14 +41,14 @@ class Played:
     pairing: Pairing
     scores: tuple[float, ...]
     points: tuple[float, ...]
-    """By seat: the win is one point, shared where it was drawn."""
+    """Points by seat: a win is one point, a draw is shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     agent: int
     rank: int = 0
-    """From 1; equals share one."""
+    """Rank from 1; equal agents share one."""
     games: int = 0
     wins: int = 0
     draws: int = 0
@@ -63,12 +63,12 @@ class Standing:
 
 
 def derive(seed: int, index: int) -> int:
-    """A game's seed. 32 bits, because some environments take no more."""
+    """Derive the seed of a game. It has 32 bits, because some environments accept no more."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=4).digest(), "big")
 
 
 def points(scores: Sequence[float], winner: int | None) -> tuple[float, ...]:
-    """Where no winner is named, those with the highest score share the point."""
+    """Points by seat. If there is no winner, the seats with the highest score share the point."""
     if winner is not None:
         return tuple(float(seat == winner) for seat in range(len(scores)))
     best = max(scores)
@@ -77,12 +77,12 @@ def points(scores: Sequence[float], winner: int | None) -> tuple[float, ...]:
 
 
 class Schedule:
-    """Gives rounds out and takes results in. Subclasses say what the next round is, and how to rank."""
+    """Returns rounds and accepts results. Subclasses define the next round and the ranking."""
 
     def __init__(self, n: int) -> None:
         self.n = n
         self.expected = 0
-        """About how many games there will be in all, for a progress bar."""
+        """Approximate total number of games, for a progress bar."""
         self.played: list[Played] = []
         self.no_result: list[Pairing] = []
         self.notes: list[str] = []
@@ -91,7 +91,7 @@ class Schedule:
         self._again: list[Pairing] = []
 
     def next_round(self) -> list[Pairing]:
-        """What is to be played now; empty when all is decided."""
+        """Return the games to play now; empty if everything is decided."""
         check(not self._open, f"{len(self._open)} games of this round are not reported yet")
         pairings, self._again = self._again, []
         pairings = pairings or self._advance()
@@ -101,7 +101,7 @@ class Schedule:
     def report(
         self, pairing: Pairing, *, scores: Sequence[float] | None = None, winner: int | None = None, void: bool = False
     ) -> None:
-        """How a game went: the scores and the winner by seat, or that the platform failed."""
+        """Report a game: scores and winner by seat, or that it was void."""
         check(self._open.get(pairing.number) == pairing, f"game {pairing.number} is not one of this round")
         seats = len(pairing.seats)
         scores = tuple(float(score) for score in scores) if scores is not None else (0.0,) * seats
@@ -116,7 +116,7 @@ class Schedule:
             self.no_result.append(pairing)
 
     def standings(self) -> list[Standing]:
-        """From the first to the last."""
+        """Standings from first to last."""
         return ranked(self._tally().values(), self._rank_key)
 
     def _advance(self) -> list[Pairing]:

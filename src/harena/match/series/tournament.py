@@ -1,5 +1,5 @@
-"""Who plays whom, with which seed: series, round robin, Swiss, single and double elimination. Guarantees: pure
-decisions; the same arguments and results give the same games. Does not play them.
+"""Pairings and seeds of series, round robin, Swiss, single and double elimination. Guarantees: pure decisions; the same
+arguments and results give the same games. Games are played elsewhere.
 
 `series` and `round_robin` are lists of pairings, `Fixed` makes a schedule of one; the others decide round by round.
 """
@@ -29,8 +29,8 @@ def rotated(agents: Sequence[int], by: int) -> tuple[int, ...]:
 
 
 def series(n_agents: int, games: int, *, mirror: bool, seed: int) -> list[Pairing]:
-    """The same agents again and again, each game with a seed of its own. With `mirror` each seed is played in all
-    rotations of the seats, and `games` is rounded up to whole sets of them."""
+    """Repeated games of the same agents, each with its own seed. With `mirror` each seed is played in all rotations of
+    the seats, and `games` is rounded up to complete sets."""
     check(n_agents >= 1 and games >= 1, f"a series of {games} games with {n_agents} agents: at least one of each")
     check_size(games)
     agents = range(n_agents)
@@ -65,7 +65,7 @@ def round_robin(n: int, games: int, mirror: bool, seed: int, *, seats: int = 2) 
 
 
 def _circle(n: int) -> list[list[tuple[int, ...]]]:
-    """The circle method: one stays, the others go round."""
+    """Circle method: one agent stays, the others rotate."""
     ring = list(range(n)) if n % 2 == 0 else [*range(n), -1]
     rounds: list[list[tuple[int, ...]]] = []
     for _ in range(len(ring) - 1):
@@ -337,7 +337,7 @@ class Elimination(Schedule):
 
 
 class SingleElimination(Elimination):
-    """Who loses a tie is out."""
+    """An agent that loses a tie is out."""
 
     def __init__(self, n: int, seed: int, games: int = 1) -> None:
         super().__init__(n, seed, games)
@@ -345,7 +345,7 @@ class SingleElimination(Elimination):
 
 
 class DoubleElimination(Elimination):
-    """Who loses two ties is out. Whoever comes up from the losers' bracket must win the final twice."""
+    """An agent that loses two ties is out. The winner of the losers' bracket must win the final twice."""
 
     def __init__(self, n: int, seed: int, games: int = 1) -> None:
         super().__init__(n, seed, games)
