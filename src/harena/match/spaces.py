@@ -243,7 +243,7 @@ class Box(Space):
         return self.decode_all(data[at:end]), end
 
     def decode_all(self, data: bytes) -> Any:
-        """Checked by whoever must: an observation comes from the game, an action goes through `checked`."""
+        """Decode without checks: an observation comes from the game, and an action goes through `checked`."""
         if len(data) != self._size:
             raise SpaceError(f"{len(data)} bytes for an array of {self._size}")
         if np is not None:

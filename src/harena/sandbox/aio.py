@@ -146,7 +146,7 @@ class AsyncStream:
         self._turn = asyncio.Lock()
         self._ready = asyncio.Event()
         self._open = True
-        # The loop watches a descriptor of its own: another thread may close the stream's, and its number be reused.
+        # The loop watches a duplicate: another thread may close the stream's descriptor, and its number may be reused.
         self._watched = os.dup(stream.fileno())
         self._release = weakref.finalize(self, os.close, self._watched)
 

@@ -387,7 +387,7 @@ class Interpreter:
         return {"exit": code, "limit": limit.decode()}, b""
 
     def next_name(self):
-        """A name for the source of one run: functions outlive their run, so each has lines of its own. Old ones are
+        """Name for the source of one run. Functions outlive their run, so each run keeps its own lines. Old ones are
         dropped, for a session may be endless."""
         self.runs += 1
         try:
@@ -401,7 +401,7 @@ class Interpreter:
         return f"<run {self.runs}>"
 
     def fork(self, count):
-        """Forks this process, memory and all. Each fork goes on from here with a socket of its own and answers
+        """Fork this process with its memory. Each fork continues from here with its own socket and answers
         nothing; the state of `random` is copied like everything else, which Python's own fork would not do."""
         native, python = self.native
         others = len([name for name in os.listdir("/proc") if name.isdigit()]) - 2
@@ -914,7 +914,7 @@ def doing(step):
 
 
 class Kernel:
-    """The system calls that Python has no name for."""
+    """System calls that Python does not provide."""
 
     def __init__(self):
         import ctypes
@@ -1013,7 +1013,7 @@ class Kernel:
 
 
 class Config:
-    """What the host says once: four filters, the kind of cgroups, the paths that stay writable."""
+    """Configuration from the host: four filters, the kind of cgroups, the writable paths."""
 
     def __init__(self, body):
         self.filters, at = [], 0
@@ -1056,7 +1056,7 @@ def map_ids():
 
 
 def make_job(kernel, config, spec, fds, counted, command=None, flags=0):
-    """Starts a job's init in namespaces of its own and returns its pid; 0 in the job's main process, now a guest."""
+    """Start a job's init in its own namespaces and return its pid; 0 in the job's main process, now a guest."""
     flags |= NEWUSER | NEWPID | NEWNS
     if spec.flags & FRESH_FS:
         flags |= NEWIPC | (0 if kernel.landlock_abi >= SCOPES_ABI else NEWNET)
@@ -1125,7 +1125,8 @@ def send_terminal(fds):
 
 
 def become(kernel, config, spec, fds, counted, command):
-    """Turns the main process into a guest: its descriptors, its limits, no rights. A command is executed here."""
+    """Turn the main process into a guest: set its descriptors and limits, drop its rights. A command is executed
+    here."""
     import fcntl
 
     doing("join cgroup")
@@ -1558,7 +1559,7 @@ class Loop:
         slot.busy, job.slot = True, slot
 
     def discard(self, job):
-        """A job that did not start."""
+        """Remove a job that did not start."""
         if job.pid:
             os.kill(job.pid, 9)
             os.waitpid(job.pid, WALL)
@@ -1627,7 +1628,7 @@ class Loop:
                 self.end_waiting(job)
 
     def drain(self, job, what):
-        """Reads what is there. Output beyond the limit ends the job; the part that fits is kept."""
+        """Read available output. Output beyond the limit ends the job; the part within the limit is kept."""
         fd, into = job.fds[what], job.data.get(what)
         while fd >= 0:
             try:
@@ -1800,7 +1801,7 @@ class Loop:
             self.kill(job, ENDED_WALL)
 
     def watch(self, now):
-        """Looks at the processes of all jobs: CPU time, how many there are, and memory where no cgroup bounds it."""
+        """Check the processes of all jobs: CPU time, their number, and memory if no cgroup limits it."""
         self.next_watch = now + self.watch_every
         if not any(now - job.started > WATCH_NS // 4 for job in self.jobs if job.spec.kind != TRUSTED):
             return
@@ -1840,7 +1841,7 @@ class Loop:
                 self.kill(job, ENDED_MEMORY)
             elif job.spec.cpu_ns and cpu_ns > job.spec.cpu_ns + (job.cpu_base or 0):
                 self.kill(job, ENDED_CPU)
-        # Who used no CPU since the last look has not grown either: look less often, Python's look costs something.
+        # A process that used no CPU since the last check has not grown either: check less often, to save time.
         self.watch_every = min(self.watch_every * 2, WATCH_IDLE_NS) if idle else WATCH_NS
 
     @staticmethod
@@ -2077,7 +2078,7 @@ def template_main(preload):
 
 
 def loop_main(control, steps):
-    """Finishes the box's root where bubblewrap could not, gives up every capability, and serves."""
+    """Finish the box's root where bubblewrap could not, drop all capabilities, and serve."""
     import _socket
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -2097,7 +2098,7 @@ def loop_main(control, steps):
 
 
 def share_quotas(kernel):
-    """One box takes at most an eighth of what its user may have of inotify and signals: see native/box.c."""
+    """Limit a box to an eighth of its user's inotify and signal quotas: see native/box.c."""
     import resource
 
     for which in (resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE):
@@ -2105,7 +2106,7 @@ def share_quotas(kernel):
         if hard != resource.RLIM_INFINITY:
             resource.setrlimit(which, (min(soft, hard // 8), hard))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # guests get a limit of their own
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # guests get their own limit
     pid = kernel.clone(NEWPID | NEWNS)  # bubblewrap's /proc is read-only, and another one needs a pid namespace
     if pid == 0:
         try:
@@ -2123,7 +2124,7 @@ def share_quotas(kernel):
 
 
 def cover(kernel, targets):
-    """Gives what the box only reads inodes of its own, as native/box.c does and says why; False where that cannot be.
+    """Give read-only files their own inodes, as native/box.c does and explains; False if that is not possible.
     They come from a tmpfs that the box's own /tmp hides afterwards."""
     doing("mount tmpfs /tmp")
     kernel.mount(b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, b"size=32m,mode=755")

@@ -130,7 +130,7 @@ MISSING = """
 """
 # Their arguments are behind pointers that a filter cannot follow, or they are new: callers fall back on ENOSYS. Filters
 # and rules of a guest's own take kernel memory that the whole machine shares (compiled filters) or that only a cgroup
-# counts (rules), and whoever wants them knows how to do without.
+# counts (rules), and software that uses them can do without.
 
 NOBODYS = "memfd_create mq_open msgget semget shmget"
 # What these hold is in no process's resident memory, which is all that can be watched where no cgroup counts.
@@ -139,7 +139,7 @@ _SETID = 0o6000
 _CREATES = 0o100 | 0o20000000  # O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY
 
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. (clone() reads the bit of NEWTIME as part of the
-# exit signal.) CLONE_PARENT would hand the child to whoever supervises the guest.
+# exit signal.) CLONE_PARENT would make the child a child of the process that supervises the guest.
 _CLONE_DENIED = 0x7E02_0000 | 0x0000_8000
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16

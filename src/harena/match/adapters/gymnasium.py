@@ -1,6 +1,6 @@
 """Any Gymnasium environment as a game of one seat. The score is the return; nobody wins.
 
-An environment without a time limit of its own ends after MAX_STEPS. The action is checked against Gymnasium's space:
+An environment without its own time limit ends after MAX_STEPS. The action is checked against Gymnasium's space:
 one outside it is an IllegalAction. An agent that forfeits scores the return it had, at most 0. Rankings must still
 place forfeits below every finished game: if rewards are negative, ending early would otherwise be an advantage.
 """

@@ -67,7 +67,7 @@ def _creator(game_id: str) -> tuple[bool, Callable[..., Any]]:
 
 
 def _module(family: str, name: str) -> Any:
-    """From 1.27 on, PettingZoo has a register of its own and its old module names warn."""
+    """Module of an environment. Since 1.27, PettingZoo has its own registry and its old module names warn."""
     specs = getattr(pettingzoo, "aec_registry", None)
     if specs is None:
         return importlib.import_module(f"pettingzoo.{family}.{name}")

@@ -5,8 +5,8 @@ from the host, by their first byte: F a file (f: more of it), I how to start (an
 objects (answered r), A one observation (answered a), B observations of several games at once (answered b), M the
 beginning of a packet that was too long. An x from here, with JSON, is the last: why the agent cannot go on.
 
-Games that are played at once have an agent object each, with its own seed, and dice of their own: `random` and
-`numpy.random` have one state in a process, so their functions are made to ask the state of the game that is asked.
+Games that are played at once have an agent object each, with its own seed and random numbers: `random` and
+`numpy.random` have one state in a process, so their functions are patched to use the state of the current game.
 """
 
 from __future__ import annotations
@@ -342,8 +342,9 @@ def start_agent(sock):
 
 
 def new_game(sock, start, module):
-    """The agent and its two spaces. Whoever uses the common dice gets the same ones in the same game: a module that
-    stays for several games is loaded with the same ones every time, and each game begins with its own."""
+    """Create the agent and its two spaces. An agent that uses the common random generators gets the same numbers in the
+    same game: a module that is kept for several games is always loaded with the same state, and each game starts with
+    its own."""
     options = options_of(start)
     try:
         dice = None

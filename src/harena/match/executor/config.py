@@ -134,7 +134,7 @@ def _path(value: Any, key: str) -> Path:
 
 
 # ---- sections ----
-# Each key has its reader beside its type; a key without one is a section of its own.
+# Each key has its reader beside its type; a key without one is a section.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

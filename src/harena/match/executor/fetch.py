@@ -177,7 +177,7 @@ class Fetcher:
         self, target: _Target, addresses: list[str], headers: Mapping[str, str], ends_at: float
     ) -> Generator[http.client.HTTPResponse]:
         connection = _PinnedConnection(target, addresses, self._tls if target.scheme == "https" else None, ends_at)
-        # A server that sends a byte now and then resets the socket's own timeout for ever; this clock it cannot reset.
+        # A server that sends a byte now and then keeps resetting the socket's own timeout, but not this deadline.
         alarm = threading.Timer(_left_s(ends_at), connection.abort)
         alarm.daemon = True
         alarm.start()

@@ -3,7 +3,7 @@ refused with ReplayError; the game section contains no times, so the same match 
 
 A file is MAGIC, a version byte, the u32 length of the game section, the game section, the run section. A section is one
 zstd frame of a u32 header length, a msgpack header and columns; docs/replays.md has the fields. Seats' actions are
-columns of their own, byte plane by byte plane, planes of zeros left out: a small number is one byte.
+separate columns, stored byte plane by byte plane without planes of zeros, so a small number takes one byte.
 """
 
 from __future__ import annotations
@@ -449,7 +449,7 @@ def _compress(blocks: Sequence[bytes]) -> bytes:
         return compressor.compress(b"".join(blocks))
     stream = compressor.compressobj(size=size)
     parts: list[bytes] = []
-    for block in blocks:  # a block of its own has a code of its own: text and moves do not share one
+    for block in blocks:  # separate blocks have separate codes, so that text and moves do not share one
         parts += (stream.compress(block), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) if block else b"")
     return b"".join((*parts, stream.flush()))
 

@@ -83,7 +83,7 @@ class Handle:
         try:
             self.on_event(event)
         except Exception:
-            self.on_event = None  # the match goes on; whoever listened no longer can
+            self.on_event = None  # the match continues; the listener has failed
             _log.exception("match %s: its listener failed and hears no more", self.spec.match_id or self.id)
 
     def finish(self, results: list[MatchResult], error: HarenaError | None = None) -> None:

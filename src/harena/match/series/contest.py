@@ -157,7 +157,7 @@ class Contest:
 
     def _blocks(self) -> dict[Pairing, int]:
         """The number of each game's block: games with one seed at one table, and with every seed that gave the same
-        games again. Games of one seat have a table of their own, so there the seed alone counts."""
+        games again. Games with one seat have separate tables, so there only the seed counts."""
         groups: defaultdict[tuple[int, int], list[Finished]] = defaultdict(list)
         for game in self.games:
             if _counts(game):

@@ -139,7 +139,7 @@ class Swiss(Schedule):
     def _meeting(self, pair: tuple[int, int]) -> list[Pairing]:
         self._met[frozenset(pair)] += 1
         tie = next(self._ties)
-        # Who sat first less often does so now; the seed decides between equals.
+        # The agent that had the first seat less often gets it now; the seed decides between equals.
         agents = sorted(pair, key=lambda agent: (self._first[agent], derive(self._seed, -1 - agent)))
         self._first[agents[0]] += 1
         return [
