@@ -1,6 +1,6 @@
 """Every layer of a box's isolation, and how to take it away: the table that the doctor's mutation test is made from.
 
-A layer is removed by editing a copy of the C sources (native), of guest.py (bubblewrap), or by patching the Python that
+A layer is removed by editing a copy of the C sources (native), of the modules in guest/ (bubblewrap), or by patching the Python that
 decides (both). `seen_by` names the doctor's probes of which one must fail then. An edit that fits nothing fails the
 test, so the table follows the code; and every protective word of the C sources (PROTECTIVE) must be in an edit of some
 layer, or in NO_LAYER with the reason, so the code cannot leave the table behind.
@@ -18,6 +18,9 @@ PROTECTIVE = re.compile(
     r"|sigfillset|drop_bounds|drop_held|drop_capabilities|slot_join|protect)(?=\())"
 )
 """What takes something away from a guest, as the C sources write it."""
+
+
+GUEST = "guest"
 
 
 class Edit(NamedTuple):
@@ -68,7 +71,8 @@ def zygote(old: str, new: str = "") -> Edit:
 
 
 def guest(old: str, new: str = "") -> Edit:
-    return Edit("guest.py", old, new)
+    """In whichever modules of the folder guest it fits."""
+    return Edit(GUEST, old, new)
 
 
 def bwrap(old: str, new: str = "") -> Edit:
@@ -292,7 +296,7 @@ LAYERS = (
     layer(
         "/proc of an execution of its own",
         job(r"if \(mount\(\"proc\"[^)]*\)\)", "if (0)"),
-        guest(r"    kernel\.mount\(b\"proc\".*\n"),
+        guest(r"(?<=\n)    kernel\.mount\(b\"proc\".*\n"),
         by="processes.own",
     ),
     layer(
@@ -437,7 +441,7 @@ LAYERS = (
     layer(
         "watched memory",
         Edit("watch.c", r"job_kill\(job, ENDED_MEMORY\)", "(void)0"),
-        guest(r"ENDED_MEMORY\)", "ENDED_SELF)"),
+        guest(r"kill\(ENDED_MEMORY\)", "kill(0)"),
         by="limits.memory",
         cgroups=False,
     ),

@@ -1,4 +1,4 @@
-"""Builds the native part from changed copies of its sources, each object once."""
+"""Builds the native part from changed copies of its sources, each object once; changes copies of the folder guest."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from layers import Edit
 
 PROJECT = Path(__file__).parents[2]
 NATIVE = PROJECT / "src/harena/backends/local/native"
+GUEST = PROJECT / "src/harena/backends/local/guest"
 BUILT = PROJECT / "build" / "mutants"
 """Kept between runs, by content; `make clean` removes it."""
 FAST = ("-O0", "-std=gnu11", "-w", "-fPIC")
@@ -85,14 +86,20 @@ def _key(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
-def publish_text(name: str, text: str) -> Path:
-    """A file of this name and content, kept like what is built."""
-    folder = BUILT / _key(name, text)
+def edited_guest(edits: Sequence[Edit]) -> Path:
+    """A copy of the folder guest with every edit made, kept like what is built."""
+    texts = {path.name: path.read_text() for path in sorted(GUEST.glob("*.py"))}
+    for edit in edits:
+        made = {name: re.subn(edit.old, edit.new, text) for name, text in texts.items()}
+        assert any(count for _, count in made.values()), f"no module of {GUEST} has anything like {edit.old}"
+        texts = {name: text for name, (text, _) in made.items()}
+    folder = BUILT / _key(*texts.items())
     if not folder.is_dir():
         BUILT.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILT) as parent:
-            made = Path(parent, "made")
-            made.mkdir()
-            (made / name).write_text(text)
-            _publish(made, folder)
-    return folder / name
+            made_in = Path(parent, "made")
+            made_in.mkdir()
+            for name, text in texts.items():
+                (made_in / name).write_text(text)
+            _publish(made_in, folder)
+    return folder

@@ -411,7 +411,7 @@ def test_everything_of_a_plan_is_translated() -> None:
     assert made.args[-2:] == ["--remount-ro", "/"]
     covered = [step[1] for step in made.steps if step[0] == "cover"]
     assert covered[0] == "/usr"
-    assert covered[-1] == f"{plan.AGENT}/guest.py"
+    assert covered[-1] == f"{plan.AGENT}/guest"
     tmpfs = [step[:2] for step in made.steps if step[0] == "tmpfs"]
     assert tmpfs[-3:] == [
         ("tmpfs", "/dev/shm"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harena import Mount, Sandbox, SandboxPool, Spec
-from harena.backends.local import guest
+from harena.backends.local import backend
 
 LOCK = """
 import fcntl, struct, sys
@@ -64,12 +64,11 @@ def shown() -> Iterator[Path]:
 
 
 def test_a_lock_in_a_box_is_not_held_on_the_host(box: Sandbox, shown: Path) -> None:
-    theirs = ["/usr/bin/env", "/shown/file", "/single", "/.harena/guest.py", "/etc/ld.so.cache"]
+    theirs = ["/usr/bin/env", "/shown/file", "/single", "/.harena/guest/zygote.py", "/etc/ld.so.cache"]
     process = box.start(["python3", "-c", LOCK, *theirs])
     assert process.stdout.read(100, timeout_s=30) == b"locked\n"
-    compiled = guest.__cached__
-    for path in ("/usr/bin/env", shown / "file", guest.__file__, compiled, "/etc/ld.so.cache"):
-        if path and os.path.exists(path):
+    for path in ("/usr/bin/env", shown / "file", backend.agent_folder() / "zygote.py", "/etc/ld.so.cache"):
+        if os.path.exists(path):
             with open(path, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with open(shown / "file", "r+b") as file:

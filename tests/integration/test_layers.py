@@ -13,9 +13,9 @@ from typing import Any
 
 import mutants
 import pytest
-from layers import LAYERS, NO_LAYER, PROTECTIVE, Layer
+from layers import GUEST, LAYERS, NO_LAYER, PROTECTIVE, Layer
 
-from harena.backends.local import backend, bubblewrap, cgroups, guest, plan, seccomp, syscalls
+from harena.backends.local import backend, bubblewrap, cgroups, plan, seccomp, syscalls
 from harena.backends.local import box as local_box
 from harena.sandbox import backend as backends
 from harena.sandbox import doctor, probes
@@ -110,12 +110,8 @@ def test_a_box_without_this_layer_is_noticed(layer: Layer, monkeypatch: pytest.M
 
 def use_bubblewrap(monkeypatch: pytest.MonkeyPatch, layer: Layer) -> None:
     monkeypatch.setenv("HARENA_LAUNCHER", "bubblewrap")
-    changed = mutants.edited(
-        {"guest.py": Path(guest.__file__).read_text()}, [e for e in layer.bubblewrap if e.file == "guest.py"]
-    )
-    mutants.BUILT.mkdir(parents=True, exist_ok=True)
-    agent = mutants.publish_text("guest.py", changed["guest.py"])
-    monkeypatch.setattr(backend, "agent_file", lambda spec: agent)
+    agent = mutants.edited_guest([edit for edit in layer.bubblewrap if edit.file == GUEST])
+    monkeypatch.setattr(backend, "agent_folder", lambda: agent)
     dropped = {edit.old: edit.new for edit in layer.bubblewrap if edit.file == "arguments"}
     if not dropped:
         return

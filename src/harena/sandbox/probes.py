@@ -308,9 +308,9 @@ for path in ("/etc/shadow", "/etc/ssh", "/var/log", "/var/lib", "/home", "/boot"
     Probe(
         name="files.write_host",
         source="""
-for path in ("/usr/bin/env", sys.executable, os.__file__, "/etc/passwd", "/etc/hosts", "/.harena/guest.py"):
+for path in ("/usr/bin/env", sys.executable, os.__file__, "/etc/passwd", "/etc/hosts", "/.harena/guest/start.py"):
     attempt(f"opening {path} for writing", touch, path, os.O_RDWR, also=NOT_THERE)
-for folder in ("/", "/usr", "/usr/bin", "/etc", "/dev", os.path.dirname(os.__file__), "/.harena"):
+for folder in ("/", "/usr", "/usr/bin", "/etc", "/dev", os.path.dirname(os.__file__), "/.harena", "/.harena/guest"):
     attempt(f"a file in {folder}", touch, f"{folder}/doctor", os.O_WRONLY | os.O_CREAT, also=NOT_THERE)
 """,
     ),

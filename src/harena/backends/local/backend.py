@@ -1,6 +1,6 @@
-"""Local backend: starts boxes with the native launcher and communicates with their init and zygote. If the launcher
-could not be compiled, bubblewrap starts boxes, and guest.py is init and zygote in Python. plan.py decides what a box
-may see and seccomp.py what it may do; this module owns the resources that are released when a box ends."""
+"""Starts boxes with the native launcher and speaks with their init and zygote; where no compiler could build it,
+bubblewrap starts them, and guest/ is init and zygote in Python. Decides nothing about what a box may see (plan.py) or
+do (seccomp.py); holds what must be let go of when a box ends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import resource
 import secrets
 import signal
 import socket
-import struct
 import threading
 import time
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from harena.backends.local import bubblewrap, cgroups, guest, plan, registry, seccomp, users, wire
@@ -96,7 +96,7 @@ class Enclosure:
         self._lock = threading.RLock()
         self._zygote: Channel | None = None
         self._closed = False
-        words, python = plan.plan(spec, agent=agent_file(spec), native=None if bwrap else NATIVE)
+        words, python = plan.plan(spec, agent=agent_folder(), native=None if bwrap else NATIVE)
         self.executable = python.executable
         self.env = plan.environment(spec, python)
         plan.check(words)
@@ -164,7 +164,7 @@ class Enclosure:
             "-B",
             "-X",
             "utf8",
-            f"{plan.AGENT}/guest.py",
+            plan.START,
             f"{plan.AGENT}/zygote.so",
             _next_cpu(),
         ]
@@ -189,8 +189,8 @@ class Enclosure:
         return channel
 
     def _start_template(self) -> None:
-        """Use one channel for everything if guest.py serves: its loop forks programs from a separate warm Python."""
-        argv = [self.executable, "-I", "-B", "-X", "utf8", f"{plan.AGENT}/guest.py", "--template"]
+        """Where guest/loop.py serves, one channel does for all: programs are forked from a warm Python beside it."""
+        argv = [self.executable, "-I", "-B", "-X", "utf8", plan.START, "--template"]
         argv += [f"+{path}" for path in (*([plan.SITE] if self.spec.packages else []), *self.spec.paths)]
         argv += self.spec.preload
         spawn = wire.Spawn(
@@ -214,7 +214,7 @@ class Enclosure:
                 fix=f"choose one that is {minimum} or newer (Spec.python)",
             )
         arguments = [f"+{path}" for path in (*([plan.SITE] if self.spec.packages else []), *self.spec.paths)]
-        complaint = self._ask("-X", "utf8", f"{plan.AGENT}/guest.py", "--check", *arguments, *self.spec.preload).stderr
+        complaint = self._ask("-X", "utf8", plan.START, "--check", *arguments, *self.spec.preload).stderr
         lines = complaint.decode("utf-8", "replace").strip().splitlines()
         return IsolationUnavailable(
             f"the box's Python did not start ({self.executable}, preload {list(self.spec.preload)}): "
@@ -353,18 +353,14 @@ def _why(frame: wire.Frame) -> str:
     return "it ended"
 
 
-def agent_file(spec: Spec) -> Path:
-    """Return guest.py, compiled if the box has the same Python as the host, because parsing takes longer than the rest
-    of a zygote's start. Python recognises compiled files by their first bytes, whatever their name."""
-    source = Path(guest.__file__)
-    compiled = Path(guest.__cached__ or source)
-    if spec.python is not None or spec.rootfs is not None or not compiled.is_file():
-        return source
-    info = source.stat()
-    with compiled.open("rb") as file:
-        _, flags, mtime, size = struct.unpack("<4sIII", file.read(16))
-    fresh = flags == 0 and mtime == int(info.st_mtime) & 0xFFFFFFFF and size == info.st_size & 0xFFFFFFFF
-    return compiled if fresh else source
+@functools.cache
+def agent_folder() -> Path:
+    """The folder that boxes run, with its modules compiled: parsing them takes a third of a zygote's start. A box with
+    another version of Python parses them."""
+    folder = Path(guest.__file__).parent
+    for path in folder.glob("*.py"):
+        SourceFileLoader(path.stem, str(path)).get_code(path.stem)  # leaves the compiled module beside the source
+    return folder
 
 
 _turns = itertools.count()

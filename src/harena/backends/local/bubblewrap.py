@@ -1,8 +1,9 @@
 """Starts boxes with bubblewrap, for a machine that had no C compiler when Harena was installed. Same plan, same
-isolation, same protocol; guest.py serves it in Python where native/serve.c would. Slower, and no forks of live boxes.
+isolation, same protocol; guest/loop.py serves it in Python where native/serve.c would. Slower, and no forks of live
+boxes.
 
-bubblewrap creates the namespaces and the root. guest.py does what bubblewrap has no option for (a tmpfs with a limit on
-inodes) before it gives up its rights. keeper.py starts the box as another user and cleans up.
+bubblewrap makes the namespaces and the root. What it has no option for (a tmpfs with a limit on inodes) guest/root.py
+does before it gives up its rights; starting as another user, and cleaning up, is keeper.py's.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Translation:
     files: list[str] = field(default_factory=list[str])
     """Texts that bubblewrap copies, from descriptors that count up from FIRST_FILE."""
     steps: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
-    """Steps that guest.py does afterwards: verb, target, options."""
+    """What guest/root.py does afterwards: verb, target, options."""
     told: list[str] = field(default_factory=list[str])
     """Words for the keeper: uid, home, join, back, cgroup, record."""
 
@@ -93,7 +94,7 @@ def translate(words: list[str]) -> Translation:
     made = Translation()
     protected = {step[1] for step in _cut(words) if step[0] == "ro"}
     staged = any(step[0] == "uid" for step in _cut(words))
-    places: list[str] = []  # tmpfs that guest.py mounts, and may hide with it what bubblewrap has mounted there
+    places: list[str] = []  # tmpfs that guest/root.py mounts, and may hide with it what bubblewrap has mounted there
     for step in _cut(words):
         match step:
             case ["uid" | "home" | "join" | "back" | "cgroup" | "record", _]:
@@ -108,7 +109,7 @@ def translate(words: list[str]) -> Translation:
             case ["bind" | "link", _, target, *_] | ["dir", target, _] if target.startswith("/dev/"):
                 pass
             case ["tmpfs", target, options] if target in protected:
-                made.steps.append(("tmpfs", target, options))  # on top of an overlay that guest.py mounts
+                made.steps.append(("tmpfs", target, options))  # on top of an overlay that guest/root.py mounts
             case ["tmpfs", target, options]:
                 if not target.startswith("/dev/"):
                     made.args += ["--dir", target]
@@ -144,7 +145,7 @@ def order(bwrap: Path, made: Translation, executable: str) -> list[str]:
         home = bwrap.parents[2] if bwrap.parent.name == "_bin" else bwrap.parent  # its libraries are beside the package
         binary = f"{keeper.STAGE}/{len(sources)}/{bwrap.relative_to(home)}"
         sources.append((str(home), "ro"))
-    agent = [executable, "-I", "-S", "-B", f"{plan.AGENT}/guest.py", "--loop", str(keeper.CONTROL)]
+    agent = [executable, "-I", "-S", "-B", plan.START, "--loop", str(keeper.CONTROL)]
     args = [*OPTIONS, *made.args, "--", *agent, json.dumps(made.steps)]
     words = ["bwrap", binary, *made.told]
     for source, mode in sources:

@@ -17,7 +17,9 @@ from harena.errors import SpecError
 from harena.sandbox.spec import MB, WORKSPACE, Mount, Spec
 
 AGENT = "/.harena"
-"""Where the box sees guest.py and the native library."""
+"""Where the box sees the folder guest and the native library."""
+START = f"{AGENT}/guest/start.py"
+"""What its Python executes."""
 SITE = f"{AGENT}/site"
 """Where the packages named in a spec are visible."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -52,7 +54,7 @@ def plan(spec: Spec, *, agent: Path, native: Path | None) -> tuple[list[str], Py
     )
     for folder in python.hidden:
         words += ["tmpfs", folder, "size=4k,nr_inodes=2,mode=555", "ro", folder]
-    words += ["bind", str(agent), f"{AGENT}/guest.py", "ro"]
+    words += ["bind", str(agent), f"{AGENT}/guest", "ro"]
     if native is not None:
         words += ["bind", str(native / "zygote.so"), f"{AGENT}/zygote.so", "ro"]
         words += ["bind", str(native / "harena-box"), f"{AGENT}/init", "ro"]

@@ -1,7 +1,7 @@
 """Python programs of a box: requests, parallel execution and results.
 
-A payload starts with its mode, one letter that guest.py knows: P a program, G a group of programs that share a process,
-C a call of a function. Servers have the modes S (files, or the interpreter) and T (a conversation).
+A payload starts with its mode, one letter that guest/zygote.py knows: P a program, G a group of programs that share a
+process, C a call of a function. Servers have the modes S (files, or the interpreter) and T (a conversation).
 """
 
 from __future__ import annotations

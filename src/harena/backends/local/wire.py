@@ -1,7 +1,7 @@
 """Frames between host and box, and the parser of data from a box.
 
-Everything a box sends is hostile: lengths are capped before memory is allocated, every structure has a fixed size,
-unknown operations and trailing bytes are refused with WireError. The other side is native/harena.h and guest.py.
+Everything a box sends is hostile: lengths are capped before memory is taken, every structure has one size, unknown
+operations and trailing bytes are refused with WireError. The other side is native/harena.h and guest/wire.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Op(enum.IntEnum):
     USAGE = 7
     CANCEL_FORKS = 8
     CALL = 16
-    """Request to a server in the box (guest.py): JSON and bytes."""
+    """To a server in the box (guest/zygote.py): JSON and bytes."""
     PONG = 65
     DONE = 66
     STARTED = 67

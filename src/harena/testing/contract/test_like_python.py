@@ -89,7 +89,22 @@ def test_traceback_shows_the_lines(shared: Shared) -> None:
     results = [shared.box.run(source), *shared.pool.map([source, "print(1)"]), *shared.pool.map([source] * 2, group=2)]
     for result in results[:1] + results[1:2] + results[3:]:
         assert b"return 1 / 0  # here" in result.stderr
-        assert b"guest.py" not in result.stderr
+        assert b"/.harena" not in result.stderr
+
+
+def test_nothing_of_the_runner_can_be_imported(door: Door) -> None:
+    source = """
+import sys
+print([name for name in sys.modules if "guest" in name or "harena" in name])
+print([path for path in (*sys.path, *sys.path_importer_cache) if path.startswith("/.harena/guest")])
+for name in ("guest", "start", "wire", "program", "files", "zygote", "loop"):
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    print(name)
+"""
+    assert door(source) == "[]\n[]\n"
 
 
 def test_each_run_has_lines_of_its_own(box: Sandbox) -> None:
