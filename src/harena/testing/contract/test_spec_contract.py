@@ -224,6 +224,20 @@ def test_python_that_cannot_start_is_quoted(make_box: Callable[..., Sandbox]) ->
     assert "3.8" in str(caught.value)
 
 
+def test_oldest_python_that_is_supported_works(make_box: Callable[..., Sandbox]) -> None:
+    minimum = ".".join(map(str, guest.MIN_PYTHON))
+    oldest = next(Path(sys.base_prefix).parent.glob(f"{minimum}.*/bin/python3"), None)
+    if oldest is None:
+        pytest.skip(f"host: no Python {minimum}")
+    box = make_box(python=str(oldest))
+    box.write("module.py", "value = 42")
+    assert box.run("import sys, module; print(*sys.version_info[:2], module.value)").stdout == (
+        f"{minimum.replace('.', ' ')} 42\n".encode()
+    )
+    assert box.exec(["echo", "hello"]).stdout == b"hello\n"
+    assert box.run("1 / 0").stderr.endswith(b"ZeroDivisionError: division by zero\n")
+
+
 def test_python_that_is_too_old_is_named_with_the_oldest_that_does(make_box: Callable[..., Sandbox]) -> None:
     old = next(Path(sys.base_prefix).parent.glob("3.[67].*/bin/python3"), None)
     if old is None:

@@ -5,6 +5,7 @@ Follows native/box.c, where the reasons are.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import stat
@@ -47,9 +48,9 @@ def share_quotas(kernel):
             os._exit(0)
         except OSError as error:
             os._exit(error.errno)
-    number = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if number:
-        raise OSError(abs(number), "")
+    status = os.waitpid(pid, 0)[1]
+    if status:
+        raise OSError(os.WEXITSTATUS(status) or errno.EIO, "")
 
 
 def cover(kernel, targets):
