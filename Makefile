@@ -1,7 +1,7 @@
 # The one door. Everything lives in .venv; `make up` and `make test` need nothing run before them.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup up demo test check fix bench soak native calls proto clean
+.PHONY: help setup up demo test check fix bench soak native calls wire proto clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -50,6 +50,9 @@ native: .venv/.made ## rebuild the C part in place where a source is newer
 
 calls: setup ## make docs/system-calls.md from the policy
 	$(BIN)/python -m harena.backends.local.callpage > docs/system-calls.md
+
+wire: setup ## make the wire's constants for C and for the box from wire.py
+	$(BIN)/python -m harena.backends.local.wirefiles
 
 proto: setup ## make the executor's messages from proto/
 	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --python_out=src/harena/match/executor/pb \

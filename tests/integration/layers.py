@@ -266,7 +266,7 @@ LAYERS = (
     layer(
         "files of an execution of its own",
         job(r"if \(job->spec\.flags & SPAWN_FRESH_FS\) \{", "if (0) {"),
-        guest(r"    if spec\.flags & FRESH_FS:\n        size", "    if 0:\n        size"),
+        guest(r"    if spec\.flags & SPAWN_FRESH_FS:\n        size", "    if 0:\n        size"),
         by="next.files",
     ),
     layer(
@@ -323,7 +323,7 @@ LAYERS = (
         "a session of its own",
         job(r": setsid\(\) < 0\)", ": 0)"),
         zygote(r"setsid\(\) < 0 \|\| "),
-        guest(r"    os\.setsid\(\)\n(?=    if spec\.flags & PTY)"),
+        guest(r"    os\.setsid\(\)\n(?=    if spec\.flags & SPAWN_PTY)"),
         by="processes.own",
     ),
     layer(

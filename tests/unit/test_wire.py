@@ -6,6 +6,7 @@ import json
 import math
 import struct
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harena import WireError
-from harena.backends.local import wire
+from harena.backends.local import wire, wirefiles
 
 REPLIES = sorted(wire.REPLIES)
 u32 = st.integers(0, 2**32 - 1)
@@ -402,3 +403,11 @@ def test_spawn_has_the_layout_of_the_native_side(
     assert at == len(body)
     assert parts[0].split(b"\0")[:-1] == [*argv, *env]
     assert parts[1:] == [cwd + b"\0" if cwd else b"", stdin, payload]
+
+
+# ---- the other sides ----
+
+
+@pytest.mark.parametrize("path", wirefiles.files(), ids=lambda path: path.name)
+def test_other_sides_are_made_from_the_table(path: Path) -> None:
+    assert path.read_text() == wirefiles.files()[path], "run `make wire`"

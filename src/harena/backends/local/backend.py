@@ -374,16 +374,18 @@ def _next_cpu() -> str:
 
 @functools.cache
 def _filters(*, forks: bool, counted: bool, own_inodes: bool, allow: tuple[str, ...]) -> bytes:
-    def assemble(profile: seccomp.Profile, fork_flags: int | None = None, allow: tuple[str, ...] = ()) -> bytes:
+    def assemble(profile: wire.Profile, fork_flags: int | None = None, allow: tuple[str, ...] = ()) -> bytes:
         return seccomp.assemble(profile, fork_flags=fork_flags, counted=counted, own_inodes=own_inodes, allow=allow)
 
-    programs = (
-        assemble(seccomp.Profile.SESSION, allow=allow),
-        assemble(seccomp.Profile.PROGRAM),
-        assemble(seccomp.Profile.INTERPRETER, FORK_FLAGS) if forks else assemble(seccomp.Profile.SESSION),
-        assemble(seccomp.Profile.TALK),
-    )
-    return b"".join(wire.U32.pack(len(code)) + code for code in programs)
+    filters = {
+        wire.Profile.SESSION: assemble(wire.Profile.SESSION, allow=allow),
+        wire.Profile.PROGRAM: assemble(wire.Profile.PROGRAM),
+        wire.Profile.INTERPRETER: (
+            assemble(wire.Profile.INTERPRETER, FORK_FLAGS) if forks else assemble(wire.Profile.SESSION)
+        ),
+        wire.Profile.TALK: assemble(wire.Profile.TALK),
+    }
+    return b"".join(wire.U32.pack(len(filters[profile])) + filters[profile] for profile in wire.Profile)
 
 
 def landlock_abi() -> int:

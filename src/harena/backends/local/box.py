@@ -25,7 +25,7 @@ from harena.backends.local import outcome, programs, wire
 from harena.backends.local.channel import Channel, NoAnswer
 from harena.backends.local.conversation import LocalConversation
 from harena.backends.local.interpreter import Interpreter
-from harena.backends.local.programs import Lane, Profile, limit_fields, piece
+from harena.backends.local.programs import Lane, limit_fields, piece
 from harena.errors import BoxError, BoxLost, Retry, WireError
 from harena.sandbox import owner
 from harena.sandbox.backend import Forked, Stop
@@ -201,7 +201,7 @@ class LocalBox:
             env=tuple(os.fsencode(f"{name}={value}") for name, value in given.items()),
             cwd=os.fsencode(os.path.join(WORKSPACE, cwd)),
             stdin=stdin,
-            profile=Profile.SESSION,
+            profile=wire.Profile.SESSION,
             view=self._view,
             rows=rows,
             cols=cols,
@@ -248,13 +248,18 @@ class LocalBox:
         ours, theirs = socket.socketpair()
         out, err = os.pipe(), os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
-        payload = b"S" + piece(json.dumps({"role": "interpreter"}).encode())
+        payload = wire.Mode.SERVER + piece(json.dumps({"role": "interpreter"}).encode())
         flags = wire.Flag.FORKABLE | wire.Flag.NOTIFY
         limits = limit_fields(self._limits)
         limits.update(wall_ns=0, output=0, cpu_ns=0)  # these are kept per run, by the host
         limits["fs_bytes"] = self._spec.workspace_mb * MB  # of the workspace that a fork of it gets
         spawn = wire.Spawn(
-            kind=wire.Kind.SERVER, flags=flags, profile=Profile.INTERPRETER, view=self._view, payload=payload, **limits
+            kind=wire.Kind.SERVER,
+            flags=flags,
+            profile=wire.Profile.INTERPRETER,
+            view=self._view,
+            payload=payload,
+            **limits,
         )
         try:
             job = python.post(wire.Op.SPAWN, spawn.encode(), (null, out[1], err[1], theirs.fileno()))
@@ -276,13 +281,13 @@ class LocalBox:
         return interpreter
 
     def converse(self, source: str, *, limits: Limits) -> LocalConversation:
-        payload = b"T" + piece(source.encode("utf-8", "surrogatepass"))
+        payload = wire.Mode.TALK + piece(source.encode("utf-8", "surrogatepass"))
         fields = limit_fields(limits)
         fields.update(wall_ns=0, cpu_ns=0, output=0)
         spawn = wire.Spawn(
             kind=wire.Kind.SERVER,
             flags=wire.Flag.NOTIFY | wire.Flag.FRESH_FS,
-            profile=Profile.TALK,
+            profile=wire.Profile.TALK,
             fs_bytes=self._spec.workspace_mb * MB,
             view=self._view,
             payload=payload,
@@ -371,13 +376,13 @@ class LocalBox:
         ours, theirs = socket.socketpair()
         null = os.open(os.devnull, os.O_RDWR)
         limits = Limits(processes=2, open_files=256)
-        payload = b"S" + piece(json.dumps({"role": "files"}).encode())
+        payload = wire.Mode.SERVER + piece(json.dumps({"role": "files"}).encode())
         fields = limit_fields(limits)
         fields.update(wall_ns=0, output=0, memory=FILES_MEMORY + self._spec.workspace_mb * MB)
         spawn = wire.Spawn(
             kind=wire.Kind.SERVER,
             flags=wire.Flag.NOTIFY,
-            profile=Profile.PROGRAM,
+            profile=wire.Profile.PROGRAM,
             view=self._view,
             payload=payload,
             **fields,

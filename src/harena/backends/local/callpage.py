@@ -107,7 +107,9 @@ def _counts(total: int) -> str:
         Profile.TALK: "agents of a match; as programs, and they cannot leave their processor",
         Profile.INTERPRETER: "`run` and `call`",
     }
-    return "\n".join(rows + [_row(profile.value, text, str(len(_allowed(profile)))) for profile, text in who.items()])
+    return "\n".join(
+        rows + [_row(profile.name.lower(), text, str(len(_allowed(profile)))) for profile, text in who.items()]
+    )
 
 
 if __name__ == "__main__":

@@ -1,39 +1,24 @@
-"""Python programs of a box: requests, parallel execution and results.
-
-A payload starts with its mode, one letter that guest/zygote.py knows: P a program, G a group of programs that share a
-process, C a call of a function. Servers have the modes S (files, or the interpreter) and T (a conversation).
-"""
+"""Python programs of a box: how one is asked for, many side by side, and what came of it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import json
 import os
 import socket
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harena.backends.local import outcome, wire
 from harena.backends.local.channel import READ_BYTES, Channel
+from harena.backends.local.wire import RECORD
 from harena.errors import SpecError, WireError
 from harena.sandbox.backend import Task, TaskDone
 from harena.sandbox.spec import MB, Limits, Result, Usage, Verdict
 
 RUNNER_BYTES = 256
-"""Bytes that the runner in a program's process itself writes to the result pipe: CPU time, limits, exit code."""
-RECORD = struct.Struct("<ciddII")
-
-
-class Profile(enum.IntEnum):
-    """Seccomp profiles in the order of a box's configuration."""
-
-    SESSION = 0
-    PROGRAM = 1
-    INTERPRETER = 2
-    TALK = 3
+"""What the runner in a program's process writes to the result pipe of its own: CPU time, limits, exit code."""
 
 
 class Lane:
@@ -137,12 +122,12 @@ def limit_fields(limits: Limits) -> dict[str, Any]:
 
 
 def program_payload(source: str, stdin: bytes = b"") -> bytes:
-    return b"P" + piece(source.encode("utf-8", "surrogatepass")) + piece(stdin)
+    return wire.Mode.PROGRAM + piece(source.encode("utf-8", "surrogatepass")) + piece(stdin)
 
 
 def group_payload(sources: Sequence[str], output_bytes: int) -> bytes:
     pieces = (source.encode("utf-8", "surrogatepass") for source in sources)
-    return b"G" + piece(str(output_bytes).encode()) + b"".join(map(piece, pieces))
+    return wire.Mode.GROUP + piece(str(output_bytes).encode()) + b"".join(map(piece, pieces))
 
 
 def call_payload(source: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
@@ -150,7 +135,7 @@ def call_payload(source: str, name: str, args: Sequence[Any], kwargs: Mapping[st
         raise SpecError(f"call {name!r}: not the name of a function")
     try:
         request = {"source": source, "name": name, "args": [*args], "kwargs": {**kwargs}}
-        return b"C" + piece(json.dumps(request, allow_nan=False).encode())
+        return wire.Mode.CALL + piece(json.dumps(request, allow_nan=False).encode())
     except (TypeError, ValueError) as error:
         raise SpecError(f"call {name}: its arguments are not JSON: {error}") from None
 
@@ -172,7 +157,7 @@ def spawn(
     return wire.Spawn(
         kind=wire.Kind.PROGRAM,
         flags=wire.Flag.CAPTURE | fresh | (wire.Flag.BATCH if batch else wire.Flag(0)),
-        profile=Profile.SESSION if fresh_mb is None else Profile.PROGRAM,
+        profile=wire.Profile.SESSION if fresh_mb is None else wire.Profile.PROGRAM,
         fs_bytes=(fresh_mb or 0) * MB,
         view=view,
         records=records,

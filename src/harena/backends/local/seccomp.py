@@ -13,7 +13,6 @@ from a kernel built without x32.
 from __future__ import annotations
 
 import collections
-import enum
 import errno
 import functools
 import os
@@ -23,19 +22,8 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple, TypeAlias
 
 from harena.backends.local import syscalls
+from harena.backends.local.wire import Profile
 from harena.errors import IsolationUnavailable
-
-
-class Profile(enum.Enum):
-    SESSION = "session"
-    """Commands of a box."""
-    PROGRAM = "program"
-    """Programs of `pool.map`: AF_UNIX sockets only."""
-    TALK = "talk"
-    """Agents of a match: like PROGRAM, and bound to the processors that the host chose."""
-    INTERPRETER = "interpreter"
-    """The persistent interpreter: may also clone() with one exact value of flags, to fork itself into namespaces."""
-
 
 WORD = 0xFFFF_FFFF
 ALLOW = 0x7FFF_0000

@@ -1,7 +1,9 @@
 """Frames between host and box, and the parser of data from a box.
 
 Everything a box sends is hostile: lengths are capped before memory is taken, every structure has one size, unknown
-operations and trailing bytes are refused with WireError. The other side is native/harena.h and guest/wire.py.
+operations and trailing bytes are refused with WireError.
+
+The numbers and layouts below are the table that native/wire.h and guest/wire.py are made from: `make wire`.
 """
 
 from __future__ import annotations
@@ -32,12 +34,42 @@ memory."""
 MAX_ANSWER_ITEMS = 2_500_000
 """The same for an answer of a server; the longest lists 200,000 files."""
 MAX_DEPTH = 200
-"""Maximum nesting of a JSON value, because code that reads it later may be recursive."""
-HEAD = struct.Struct("<IHHII")
-SPAWN = struct.Struct("<IIQQQQQIIIIIIIIIIIIHHI")
-DONE = struct.Struct("<IiIiQQQQIIII")
+"""Most levels of one JSON value: what takes it apart later may do so by recursion."""
+
+HEAD_FIELDS = (("I", "magic"), ("H", "op nfds"), ("I", "id len"))
+"""Every frame starts with these; `len` bytes follow. A layout is pairs of a code of `struct` and the fields it has."""
+SPAWN_FIELDS = (
+    ("I", "kind flags"),
+    ("Q", "wall_ns cpu_ns memory output fs_bytes"),
+    ("I", "processes nofile profile view"),
+    ("I", "records"),  # results that the payload will send; each restarts the wall clock. 0: it sends none
+    ("I", "ahead"),  # forks of the same template to keep ready
+    ("I", "argc envc strings_len cwd_len stdin_len payload_len"),
+    ("H", "rows cols"),
+    ("I", "result"),  # bytes that it may write to its result pipe
+)
+"""Strings follow: argc + envc NUL-ended ones (strings_len bytes), the working folder (cwd_len, with NUL), stdin and the
+payload."""
+DONE_FIELDS = (
+    ("I", "ended"),
+    ("i", "wstatus"),
+    ("I", "hits"),  # 1: the process limit was hit; 2: the kernel's memory limit was hit
+    ("i", "exec_errno"),
+    ("Q", "wall_ns cpu_ns peak_kb written"),
+    ("I", "out_len err_len res_len records"),
+)
+"""What was not sent as OUTPUT of stdout, stderr and the result pipe follows."""
+
+
+def _packed(fields: tuple[tuple[str, str], ...]) -> struct.Struct:
+    return struct.Struct("<" + "".join(code * len(names.split()) for code, names in fields))
+
+
+HEAD, SPAWN, DONE = _packed(HEAD_FIELDS), _packed(SPAWN_FIELDS), _packed(DONE_FIELDS)
 ERROR = struct.Struct("<i")
 U32 = struct.Struct("<I")
+RECORD = struct.Struct("<ciddII")
+"""Result of a program of a group: limit, exit code, CPU and wall seconds, sizes of stdout and stderr, which follow."""
 
 
 class Op(enum.IntEnum):
@@ -56,7 +88,7 @@ class Op(enum.IntEnum):
     STARTED = 67
     ERROR = 68
     OUTPUT = 69
-    """Output of a job that is still running: which stream, then bytes of it."""
+    """Output of a job that is still running: which stream (4 bytes), then bytes of it."""
     ANSWER = 80
 
 
@@ -65,27 +97,73 @@ REPLIES = frozenset({Op.PONG, Op.DONE, Op.STARTED, Op.ERROR, Op.OUTPUT, Op.ANSWE
 
 class Kind(enum.IntEnum):
     EXEC = 1
+    """A command."""
     PROGRAM = 2
+    """A fork of the zygote that runs its payload and ends."""
     SERVER = 3
+    """A fork of the zygote that talks to the host on a socket of its own."""
     TRUSTED = 4
+    """The zygote itself: our own code, in the box but not confined as a guest."""
 
 
 class Flag(enum.IntFlag):
     CAPTURE = 1
+    """Collect stdout and stderr and send them with DONE."""
     PTY = 2
+    """A new terminal; its master goes to the host with STARTED."""
     FRESH_FS = 4
+    """An empty /workspace, /tmp and /dev/shm that end with the job."""
     FORKABLE = 8
+    """May be forked into new views: see native/zygote.c."""
     NOTIFY = 16
+    """Send STARTED."""
     BATCH = 32
+    """One of many: throughput counts, so it is not warmed while it waits."""
 
 
 class Ended(enum.IntEnum):
+    """What ended a job, as the box saw it; the host makes the verdict of it."""
+
     SELF = 0
     WALL = 1
     CPU = 2
     MEMORY = 3
     OUTPUT = 4
     HOST = 5
+
+
+class Stream(enum.IntEnum):
+    OUT = 0
+    ERR = 1
+    RESULT = 2
+
+
+class Profile(enum.IntEnum):
+    """The seccomp profiles, in the order of a box's configuration."""
+
+    SESSION = 0
+    """Processes of a session's box."""
+    PROGRAM = 1
+    """Programs of `pool.map`: only AF_UNIX sockets."""
+    INTERPRETER = 2
+    """The persistent interpreter: may also clone() with one exact value of flags, to fork itself into namespaces."""
+    TALK = 3
+    """Agents of a match: as PROGRAM, and bound to the processors that the host chose."""
+
+
+class Mode(bytes, enum.Enum):
+    """What a fork of the zygote does: the first byte of its payload. Pieces with their lengths in front follow."""
+
+    PROGRAM = b"P"
+    """Source, stdin."""
+    GROUP = b"G"
+    """Bytes of output that each may write, then sources that share a process."""
+    CALL = b"C"
+    """JSON: a source, and the function of it to call."""
+    SERVER = b"S"
+    """JSON: the role, files or interpreter."""
+    TALK = b"T"
+    """Source of a conversation."""
 
 
 class Frame(NamedTuple):
@@ -102,7 +180,7 @@ class Output:
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._parts: list[list[bytes]] = [[], [], []]
+        self._parts: list[list[bytes]] = [[] for _ in Stream]
 
     def add(self, body: bytes) -> None:
         if len(body) <= U32.size:

@@ -33,13 +33,9 @@ from .kernel import (
     map_ids,
     take,
 )
-from .wire import EXEC, FRESH_FS, PTY, U32
+from .wire import KIND_EXEC, PROFILES, SPAWN_FIELDS, SPAWN_FRESH_FS, SPAWN_PTY, U32
 
-Spec = collections.namedtuple(
-    "Spec",
-    "kind flags wall_ns cpu_ns memory output fs_bytes processes nofile profile view records ahead"
-    " argc envc strings_len cwd_len stdin_len payload_len rows cols result",
-)
+Spec = collections.namedtuple("Spec", SPAWN_FIELDS)
 OWN, REPORT = struct.Struct("<Q"), struct.Struct("<iQ")  # what a job's init says: CPU time of its own; status and peak
 ORDER, PID = struct.Struct("<HH"), struct.Struct("<q")  # what the loop asks of a template, and its answer
 TERMINALS = b"newinstance,ptmxmode=0666,mode=0620,max=32"
@@ -81,11 +77,11 @@ class Job:
 
 
 class Config:
-    """What the host says once: four filters, the kind of cgroups, the paths that stay writable."""
+    """What the host says once: a filter for each profile, the kind of cgroups, the paths that stay writable."""
 
     def __init__(self, body):
         self.filters, at = [], 0
-        for _ in range(4):
+        for _ in range(PROFILES):
             (length,) = U32.unpack_from(body, at)
             self.filters.append(body[at + U32.size : at + U32.size + length])
             at += U32.size + length
@@ -96,7 +92,7 @@ class Config:
 def make_job(kernel, config, spec, fds, counted, command=None, flags=0):
     """Starts a job's init in namespaces of its own and returns its pid; 0 in the job's main process, now a guest."""
     flags |= NEWUSER | NEWPID | NEWNS
-    if spec.flags & FRESH_FS:
+    if spec.flags & SPAWN_FRESH_FS:
         flags |= NEWIPC | (0 if kernel.landlock_abi >= SCOPES_ABI else NEWNET)
     doing("clone namespaces")
     pid = kernel.clone(flags)
@@ -119,7 +115,7 @@ def init_main(kernel, config, spec, fds, counted, command):
     kernel.prctl(1, 9)
     doing("map the user")
     map_ids()
-    if spec.flags & FRESH_FS:
+    if spec.flags & SPAWN_FRESH_FS:
         size = b"size=%d,nr_inodes=16384," % spec.fs_bytes
         for path, mode in ((b"/workspace", b"mode=755"), (b"/tmp", b"mode=1777"), (b"/dev/shm", b"mode=1777")):
             doing("mount " + path.decode())
@@ -127,11 +123,11 @@ def init_main(kernel, config, spec, fds, counted, command):
     doing("mount /proc")
     kernel.mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC)
     doing("mount /dev/pts")
-    if spec.flags & FRESH_FS:  # no terminals, as in native/job.c; bubblewrap's are everybody's
+    if spec.flags & SPAWN_FRESH_FS:  # no terminals, as in native/job.c; bubblewrap's are everybody's
         kernel.mount(b"tmpfs", b"/dev/pts", b"tmpfs", NOSUID | NODEV | NOEXEC | RDONLY, b"size=4k,nr_inodes=2")
     else:
         kernel.mount(b"devpts", b"/dev/pts", b"devpts", NOSUID | NOEXEC, TERMINALS)
-    if spec.flags & PTY:
+    if spec.flags & SPAWN_PTY:
         doing("open a terminal")
         send_terminal(fds)
     doing("start the process")
@@ -181,7 +177,7 @@ def become(kernel, config, spec, fds, counted, command):
     kernel.close_range(6, start - 1)
     kernel.close_range(start + 1)
     os.setsid()
-    if spec.flags & PTY:
+    if spec.flags & SPAWN_PTY:
         doing("terminal")
         fcntl.ioctl(0, 0x540E, 0)
         fcntl.ioctl(0, 0x5414, struct.pack("HHHH", spec.rows, spec.cols, 0, 0))
@@ -248,13 +244,13 @@ def confine(kernel, config, spec, counted):
     limit(resource.RLIMIT_NPROC, (spec.processes + 1) * (2 if counted else 1))
     if spec.cpu_ns:
         limit(resource.RLIMIT_CPU, spec.cpu_ns // 1_000_000_000 + 2)
-    if spec.kind != EXEC and spec.memory:
+    if spec.kind != KIND_EXEC and spec.memory:
         used = int(take("/proc/self/statm").split()[5]) * os.sysconf("SC_PAGESIZE")
         limit(resource.RLIMIT_DATA, spec.memory + used)
     doing("no_new_privs")
     kernel.prctl(38, 1)
     doing("landlock")
-    kernel.landlock(config.writable, bool(spec.flags & FRESH_FS))
+    kernel.landlock(config.writable, bool(spec.flags & SPAWN_FRESH_FS))
     doing("capabilities")
     kernel.drop_capabilities()
     kernel.prctl(4, 1)

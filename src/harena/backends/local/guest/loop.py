@@ -21,9 +21,9 @@ from .job import ORDER, OWN, PID, REPORT, START_END, TERMINAL_END, Config, Job, 
 from .kernel import WALL, Kernel, close_all, doing, last_step, receive_fds, stdin_with, take
 from .root import settle
 from .watch import Watch, cpu_of, look_at, peak_of
-from .wire import EXEC, HEAD, PTY, SPAWN, TRUSTED, U32
+from .wire import HEAD, KIND_EXEC, KIND_TRUSTED, SPAWN, SPAWN_PTY, U32
 
-STREAMS = {"out": 0, "err": 1, "res": 2}
+STREAMS = {"out": wire.STREAM_OUT, "err": wire.STREAM_ERR, "res": wire.STREAM_RESULT}
 OUTPUT_BLOCK = 1 << 16
 MAX_JOBS, START_S = 128, 20
 NO_FORKS = "be forked: a fork of a live box needs the native launcher (install a C compiler and reinstall harena)"
@@ -110,7 +110,13 @@ class Loop:
         for length in (spec.strings_len, spec.cwd_len, spec.stdin_len, spec.payload_len):
             pieces.append(body[at : at + length])
             at += length
-        if at != len(body) or not EXEC <= spec.kind <= TRUSTED or spec.profile > 3 or spec.view or self.config is None:
+        if (
+            at != len(body)
+            or not KIND_EXEC <= spec.kind <= KIND_TRUSTED
+            or spec.profile >= wire.PROFILES
+            or spec.view
+            or self.config is None
+        ):
             return self.send_error(id, errno.EPROTO, "malformed request")
         try:
             if len(self.jobs) >= MAX_JOBS:
@@ -119,10 +125,10 @@ class Loop:
             words = pieces[0].split(b"\0")
             argv, env = words[: spec.argc], words[spec.argc : spec.argc + spec.envc]
             env = dict(word.split(b"=", 1) for word in env)
-            if spec.kind == TRUSTED:
+            if spec.kind == KIND_TRUSTED:
                 return self.start_template(job, argv, env)
             self.set_up_stdio(job, pieces[2], fds)
-            self.start(job, (argv, env, pieces[1].rstrip(b"\0")) if spec.kind == EXEC else None)
+            self.start(job, (argv, env, pieces[1].rstrip(b"\0")) if spec.kind == KIND_EXEC else None)
         except OSError as error:
             number, step = error.errno, last_step()
             self.discard(job)
@@ -137,7 +143,7 @@ class Loop:
         if job.fds["hand"] >= 0:
             job.give = memoryview(U32.pack(spec.payload_len) + pieces[3])
             self.hand_over(job)
-        if spec.flags & wire.NOTIFY:
+        if spec.flags & wire.SPAWN_NOTIFY:
             self.send(wire.OP_STARTED, id, U32.pack(job.pid), job.fds["master"])
             close_all(job.fds, "master")
         return None
@@ -150,11 +156,11 @@ class Loop:
 
     def set_up_stdio(self, job, stdin, fds):
         doing("stdio")
-        if job.spec.flags & PTY:
+        if job.spec.flags & SPAWN_PTY:
             ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
             job.fds["terminal"], job.ends[TERMINAL_END] = ours.detach(), theirs.detach()
             return
-        if job.spec.flags & wire.CAPTURE:
+        if job.spec.flags & wire.SPAWN_CAPTURE:
             self.pipe(job, "out", 1)
             self.pipe(job, "err", 2)
             job.ends[0] = stdin_with(stdin)
@@ -164,9 +170,9 @@ class Loop:
             job.ends[:3], fds[:3] = fds[:3], [-1] * 3
             if len(fds) > 3:
                 job.ends[5], fds[3] = fds[3], -1
-        if job.spec.kind == wire.PROGRAM:
+        if job.spec.kind == wire.KIND_PROGRAM:
             self.pipe(job, "res", 3)
-        if job.spec.kind != EXEC:
+        if job.spec.kind != KIND_EXEC:
             self.pipe(job, "hand", 4, to_us=False)
 
     def start(self, job, command):
@@ -186,7 +192,7 @@ class Loop:
         job.pidfd = self.kernel.call(434, job.pid, 0)
         close_all(job.ends)
         self.await_start(job)
-        if job.spec.flags & PTY:
+        if job.spec.flags & SPAWN_PTY:
             self.take_terminal(job)
 
     def ask_template(self, job, fds):
@@ -209,7 +215,7 @@ class Loop:
         while poll.poll(START_S * 1000):
             data = os.read(fd, 4096)
             said += data
-            if not data or (said == b"R" and job.spec.kind != EXEC):
+            if not data or (said == b"R" and job.spec.kind != KIND_EXEC):
                 break
         close_all(job.fds, "start")
         if said[:1] == b"F":
@@ -401,7 +407,7 @@ class Loop:
         for what in job.data:
             self.drain(job, what)
         _, status, usage = os.wait4(job.pid, WALL)
-        if job.spec.kind == TRUSTED:
+        if job.spec.kind == KIND_TRUSTED:
             self.unwatch(self.template.fileno())
             self.template.close()
             self.template = self.template_job = None
@@ -433,7 +439,7 @@ class Loop:
         for job in self.jobs:
             if job.id == id:
                 children = take(f"/proc/{job.pid}/task/{job.pid}/children").split()
-                return job, job.pid if job.spec.kind == TRUSTED else int(children[0]) if children else 0
+                return job, job.pid if job.spec.kind == KIND_TRUSTED else int(children[0]) if children else 0
         return None, 0
 
     def kill_request(self, id, target, number):
@@ -464,7 +470,7 @@ class Loop:
 
     def patience_ms(self, now):
         times = [job.deadline for job in self.jobs if job.deadline and not job.ended]
-        if any(job.spec.kind != TRUSTED and not job.ended for job in self.jobs):
+        if any(job.spec.kind != KIND_TRUSTED and not job.ended for job in self.jobs):
             times.append(self.watch.next_ns)
         return None if not times else max(0, min(60000, (min(times) - now) // 1_000_000 + 1))
 

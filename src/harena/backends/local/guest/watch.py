@@ -11,7 +11,7 @@ import struct
 import time
 
 from .kernel import number_after, take, take_all
-from .wire import ENDED_CPU, ENDED_MEMORY, EXEC, TRUSTED, U32
+from .wire import ENDED_CPU, ENDED_MEMORY, KIND_EXEC, KIND_TRUSTED, U32
 
 WATCH_NS, WATCH_IDLE_NS = 20_000_000, 100_000_000
 THREAD_KB, OBJECT_BYTES, INODE_BYTES, MAPPING_BYTES = 24, 256, 1280, 320
@@ -30,7 +30,7 @@ class Watch:
     def look(self, now, jobs, template_job):
         """Looks at the processes of all jobs: CPU time, how many there are, and memory where no cgroup bounds it."""
         self.next_ns = now + self.every_ns
-        if not any(now - job.started > WATCH_NS // 4 for job in jobs if job.spec.kind != TRUSTED):
+        if not any(now - job.started > WATCH_NS // 4 for job in jobs if job.spec.kind != KIND_TRUSTED):
             return
         inits = {job.pid: job for job in jobs}
         seen = {int(pid): entry for pid in os.listdir("/proc") if pid.isdigit() and (entry := look_at(pid))}
@@ -45,14 +45,14 @@ class Watch:
             if job is not None:
                 unseen_kb = 0 if job.slot else threads * THREAD_KB + beside_rss_kb(place)
                 members[job].append((place, rss_kb, unseen_kb))
-                shared = template[2] if template and job.spec.kind != EXEC else 0
+                shared = template[2] if template and job.spec.kind != KIND_EXEC else 0
                 for number, value in enumerate((cpu_ns, max(0, rss_kb - shared), threads)):
                     totals[job][number] += value
         self.look_closer(members)
         watch_sockets(members)
         idle = True
         for job, (cpu_ns, rss_kb, threads) in totals.items():
-            if job.spec.kind == TRUSTED or job.ended:
+            if job.spec.kind == KIND_TRUSTED or job.ended:
                 continue
             idle &= job.cpu_ns == cpu_ns
             job.peak_kb, job.cpu_ns = max(job.peak_kb, rss_kb), max(job.cpu_ns, cpu_ns)  # it may just have ended
@@ -79,7 +79,7 @@ class Watch:
         if closer:
             self.slabs_kb = now_kb
         for job, found in members.items():
-            if job.spec.kind == TRUSTED or job.ended or not job.spec.memory:
+            if job.spec.kind == KIND_TRUSTED or job.ended or not job.spec.memory:
                 continue
             job.slabs_kb = min(job.slabs_kb or now_kb, now_kb)
             if closer:
@@ -104,7 +104,7 @@ def job_of(pid, seen, inits):
 
 def watch_sockets(members):
     """The buffers of sockets, where no cgroup counts them: see native/watch.c."""
-    watched = [job for job in members if not job.slot and job.spec.memory and job.spec.kind != TRUSTED]
+    watched = [job for job in members if not job.slot and job.spec.memory and job.spec.kind != KIND_TRUSTED]
     for job in watched:
         job.sockets_kb = 0
     if not watched or number_after(b"used ", "/proc/self/net/sockstat") < SOCKETS_FEW:

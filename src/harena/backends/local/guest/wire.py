@@ -1,19 +1,81 @@
-"""Constants of the protocol between host and box."""
+"""Constants of the protocol. Made from ../wire.py by `make wire`; ../wire.py says what the names mean."""
 
 from __future__ import annotations
 
 import struct
 
 MAGIC = 0x314E5248
-MAX_FRAME = 64 << 20
+MAX_FRAME = 67108864
+PROFILES = 4
 HEAD = struct.Struct("<IHHII")
-U32 = struct.Struct("<I")
-RECORD = struct.Struct("<ciddII")
 SPAWN = struct.Struct("<IIQQQQQIIIIIIIIIIIIHHI")
 DONE = struct.Struct("<IiIiQQQQIIII")
-CALL, ANSWER = 16, 80
-OP_PING, OP_SPAWN, OP_KILL, OP_CONFIG, OP_ALLOW_FORKS, OP_USAGE = 1, 2, 3, 4, 5, 7
-OP_PONG, OP_DONE, OP_STARTED, OP_ERROR, OP_OUTPUT = 65, 66, 67, 68, 69
-EXEC, PROGRAM, SERVER, TRUSTED = 1, 2, 3, 4
-CAPTURE, PTY, FRESH_FS, NOTIFY, BATCH = 1, 2, 4, 16, 32
-ENDED_SELF, ENDED_WALL, ENDED_CPU, ENDED_MEMORY, ENDED_OUTPUT, ENDED_HOST = range(6)
+RECORD = struct.Struct("<ciddII")
+U32 = struct.Struct("<I")
+SPAWN_FIELDS = (
+    "kind",
+    "flags",
+    "wall_ns",
+    "cpu_ns",
+    "memory",
+    "output",
+    "fs_bytes",
+    "processes",
+    "nofile",
+    "profile",
+    "view",
+    "records",
+    "ahead",
+    "argc",
+    "envc",
+    "strings_len",
+    "cwd_len",
+    "stdin_len",
+    "payload_len",
+    "rows",
+    "cols",
+    "result",
+)
+OP_PING = 1
+OP_SPAWN = 2
+OP_KILL = 3
+OP_CONFIG = 4
+OP_ALLOW_FORKS = 5
+OP_VIEW = 6
+OP_USAGE = 7
+OP_CANCEL_FORKS = 8
+OP_CALL = 16
+OP_PONG = 65
+OP_DONE = 66
+OP_STARTED = 67
+OP_ERROR = 68
+OP_OUTPUT = 69
+OP_ANSWER = 80
+KIND_EXEC = 1
+KIND_PROGRAM = 2
+KIND_SERVER = 3
+KIND_TRUSTED = 4
+SPAWN_CAPTURE = 1
+SPAWN_PTY = 2
+SPAWN_FRESH_FS = 4
+SPAWN_FORKABLE = 8
+SPAWN_NOTIFY = 16
+SPAWN_BATCH = 32
+ENDED_SELF = 0
+ENDED_WALL = 1
+ENDED_CPU = 2
+ENDED_MEMORY = 3
+ENDED_OUTPUT = 4
+ENDED_HOST = 5
+STREAM_OUT = 0
+STREAM_ERR = 1
+STREAM_RESULT = 2
+PROFILE_SESSION = 0
+PROFILE_PROGRAM = 1
+PROFILE_INTERPRETER = 2
+PROFILE_TALK = 3
+MODE_PROGRAM = b"P"
+MODE_GROUP = b"G"
+MODE_CALL = b"C"
+MODE_SERVER = b"S"
+MODE_TALK = b"T"

@@ -18,7 +18,7 @@ import struct
 import sys
 import time
 
-from . import program
+from . import program, wire
 from .files import Files
 from .program import (
     RESULT_FD,
@@ -35,7 +35,7 @@ from .program import (
     text_of,
     write_all,
 )
-from .wire import ANSWER, BATCH, CALL, HEAD, MAGIC, MAX_FRAME, U32
+from .wire import HEAD, U32
 
 SERVER_FD = 5
 WORKSPACE = "/workspace"
@@ -53,20 +53,20 @@ def guest_main(rehearse=False):
         warm_up()
     payload = read_payload()
     mode, pieces = bytes(payload[:1]), cut(payload[1:])
-    if mode == b"S":
+    if mode == wire.MODE_SERVER:
         serve(json.loads(pieces[0]))
-    if mode == b"T":
+    if mode == wire.MODE_TALK:
         talk(pieces[0])
     sys.path.insert(0, WORKSPACE)
-    if b"import" in pieces[0] or mode == b"G":
+    if b"import" in pieces[0] or mode == wire.MODE_GROUP:
         reseed()  # without an import there is no way to a generator
     write_all(RESULT_FD, struct.pack("<Q", time.process_time_ns()))
-    if mode == b"P":
+    if mode == wire.MODE_PROGRAM:
         give_stdin(pieces[1])
         run_one(pieces[0])
-    elif mode == b"C":
+    elif mode == wire.MODE_CALL:
         run_call(pieces[0])
-    elif mode == b"G":
+    elif mode == wire.MODE_GROUP:
         run_group(pieces[1:], int(pieces[0]))
     _exit(125)
 
@@ -99,7 +99,7 @@ def serve(settings):
     while True:
         os.set_blocking(SERVER_FD, True)  # a guest may have found it and made it otherwise
         magic, op, _, id, length = HEAD.unpack(receive(SERVER_FD, HEAD.size))
-        if magic != MAGIC or op != CALL or length > MAX_FRAME:
+        if magic != wire.MAGIC or op != wire.OP_CALL or length > wire.MAX_FRAME:
             _exit(3)
         body = receive(SERVER_FD, length)
         (size,) = U32.unpack_from(body)
@@ -113,7 +113,7 @@ def serve(settings):
 
 def reply(id, answer, blob=b""):
     text = json.dumps(answer).encode()
-    head = HEAD.pack(MAGIC, ANSWER, 0, id, U32.size + len(text) + len(blob))
+    head = HEAD.pack(wire.MAGIC, wire.OP_ANSWER, 0, id, U32.size + len(text) + len(blob))
     write_all(SERVER_FD, b"".join((head, U32.pack(len(text)), text, blob)))
 
 
@@ -203,7 +203,7 @@ COMMON = [
 ]
 
 WARM_UP = b"def f(x):\n    return str([x])\nfor i in range(2): print('%s' % f(i)[3:], end='')\n"
-REHEARSAL = b"P" + U32.pack(len(WARM_UP)) + WARM_UP + U32.pack(0)
+REHEARSAL = wire.MODE_PROGRAM + U32.pack(len(WARM_UP)) + WARM_UP + U32.pack(0)
 SILENT = io.TextIOWrapper(io.BytesIO(), "utf-8")
 
 
@@ -220,7 +220,7 @@ def warm_up():
     data += REHEARSAL[4:]
     payload = memoryview(data)
     mode, pieces = bytes(payload[:1]), cut(payload[1:])
-    if b"import" not in pieces[0] and mode == b"P":
+    if b"import" not in pieces[0] and mode == wire.MODE_PROGRAM:
         write_all(RESULT_FD, struct.pack("<Q", time.process_time_ns())[8:])
         give_stdin(pieces[1])
         execute(text_of(pieces[0]), new_main())
@@ -274,4 +274,4 @@ def zygote_main(library, cpu, preload):
     # the only one, before and after, and `reseed` does what the one for `random` would. Other modules may need theirs.
     if preload:
         hooks[1]()
-    guest_main(rehearse=not flags & BATCH)
+    guest_main(rehearse=not flags & wire.SPAWN_BATCH)

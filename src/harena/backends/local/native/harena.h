@@ -10,7 +10,7 @@
  * zygote.c   the same loop inside a warm Python, where a job is a fork of the interpreter
  *
  * Host and box speak over a stream socket in frames: struct head, then `len` bytes. All integers are
- * little endian, as the machine's. harena/sandbox/wire.py is the other side and must be changed together. */
+ * little endian, as the machine's. ../wire.py is the other side; wire.h is made from it. */
 #pragma once
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,9 +30,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC 0x314e5248u /* "HRN1" */
-#define MAX_FRAME (64u << 20)
-#define MAX_FDS 8
+#include "wire.h"
+
 #define OUTPUT_BLOCK (64u << 10) /* how much of a stream is kept before it is sent */
 #define MAX_JOBS 512
 #define MAX_VIEWS 256
@@ -42,83 +41,8 @@
 #define INIT_PATH "/.harena/init" /* this launcher, as boxes see it: the init of a fork's namespaces */
 #define GUEST_ID 1000 /* uid and gid inside every box */
 
-enum op {
-  OP_PING = 1,
-  OP_SPAWN = 2,
-  OP_KILL = 3,
-  OP_CONFIG = 4,
-  OP_ALLOW_FORKS = 5,
-  OP_VIEW = 6,
-  OP_USAGE = 7,
-  OP_CANCEL_FORKS = 8,
-  OP_PONG = 65,
-  OP_DONE = 66,
-  OP_STARTED = 67,
-  OP_ERROR = 68,
-  OP_OUTPUT = 69, /* of a job that goes on: which stream (enum stream, 4 bytes), then bytes of it */
-};
-
-enum stream { STREAM_OUT = 0, STREAM_ERR = 1, STREAM_RESULT = 2 };
-
 /* The descriptors of a fork of the zygote, after its stdio. */
 enum { RESULT_FD = 3, HAND_FD = 4, EXTRA_FD = 5, FORKS_FD = 6 };
-
-enum kind {
-  KIND_EXEC = 1,    /* a command */
-  KIND_PROGRAM = 2, /* a fork of the zygote that runs its payload and ends */
-  KIND_SERVER = 3,  /* a fork of the zygote that talks to the host on a socket of its own */
-  KIND_TRUSTED = 4, /* the zygote itself: our own code, in the box but not confined as a guest */
-};
-
-enum spawn_flag {
-  SPAWN_CAPTURE = 1,  /* collect stdout and stderr and send them with OP_DONE */
-  SPAWN_PTY = 2,      /* a new terminal; its master goes to the host with OP_STARTED */
-  SPAWN_FRESH_FS = 4, /* an empty /workspace, /tmp and /dev/shm that end with the job */
-  SPAWN_FORKABLE = 8, /* may be forked into new views: see zygote.c */
-  SPAWN_NOTIFY = 16,  /* send OP_STARTED */
-  SPAWN_BATCH = 32,   /* one of many: what counts is how many a second, so it is not warmed while it waits */
-};
-
-struct head {
-  uint32_t magic;
-  uint16_t op;
-  uint16_t nfds;
-  uint32_t id;
-  uint32_t len;
-};
-
-/* Strings follow: argc + envc NUL-ended ones (strings_len bytes), the working folder (cwd_len, with NUL),
- * stdin (stdin_len), payload (payload_len). */
-struct spawn {
-  uint32_t kind, flags;
-  uint64_t wall_ns, cpu_ns, memory, output;
-  uint64_t fs_bytes;
-  uint32_t processes, nofile, profile, view;
-  uint32_t records; /* results the payload will send; each one restarts the wall clock. 0: it sends none */
-  uint32_t ahead;   /* forks of the same template to keep ready */
-  uint32_t argc, envc, strings_len, cwd_len, stdin_len, payload_len;
-  uint16_t rows, cols;
-  uint32_t result; /* bytes that it may write to its result pipe */
-};
-
-enum ended { /* what ended a job, as this side saw it; the host makes the verdict of it */
-  ENDED_SELF = 0,
-  ENDED_WALL = 1,
-  ENDED_CPU = 2,
-  ENDED_MEMORY = 3,
-  ENDED_OUTPUT = 4,
-  ENDED_HOST = 5,
-};
-
-/* What was not sent as OP_OUTPUT of stdout, stderr and the result pipe follows. */
-struct done {
-  uint32_t ended;
-  int32_t wstatus;
-  uint32_t hits; /* 1: the process limit was hit; 2: the kernel's memory limit was hit */
-  int32_t exec_errno;
-  uint64_t wall_ns, cpu_ns, peak_kb, written;
-  uint32_t out_len, err_len, res_len, records;
-};
 
 /* For processes that share our memory and run beside us: errno is ours. Returns -errno. */
 static inline long raw5(long n, long a, long b, long c, long d, long e) {
@@ -153,7 +77,7 @@ struct profile_filter {
 };
 
 struct config {
-  struct profile_filter filter[4];
+  struct profile_filter filter[PROFILES];
   char write_paths[4096]; /* NUL-separated, ended by an empty one: what Landlock leaves writable */
   cpu_set_t all_cpus; /* a loop and the inits that share its memory stay on one processor; guests get all of these */
   int cgroup_memory, cgroup_pids, cgroup_v2; /* folder descriptors, -1 where there is none */

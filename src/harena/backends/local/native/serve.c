@@ -567,7 +567,7 @@ static void do_spawn(const struct head *head, char *body, int *fds, int nfds, ch
   body += sizeof spec;
   uint64_t need = sizeof spec + (uint64_t)spec.strings_len + spec.cwd_len + spec.stdin_len + spec.payload_len;
   int forked = spec.kind == KIND_PROGRAM || spec.kind == KIND_SERVER, executed = spec.kind == KIND_EXEC || spec.kind == KIND_TRUSTED;
-  if (need != head->len || spec.profile > 3 || spec.view >= MAX_VIEWS || !(executed ? spec.argc > 0 : forked && become_program) ||
+  if (need != head->len || spec.profile >= PROFILES || spec.view >= MAX_VIEWS || !(executed ? spec.argc > 0 : forked && become_program) ||
       (uint64_t)spec.argc + spec.envc > spec.strings_len) /* each has its NUL */
     return send_error(head->id, EPROTO, "malformed request");
   if (spec.kind == KIND_PROGRAM && spec.ahead) {
@@ -656,10 +656,10 @@ static void replace_fd(int *ours, int *given) {
   *given = -1;
 }
 
-/* Four filters (a length and bytes each), then the paths that stay writable; descriptors: the cgroup folders. */
+/* A filter for each profile (a length and bytes each), then the paths that stay writable; descriptors: the cgroup folders. */
 static int do_config(const struct head *head, const char *body, int *fds, int nfds) {
   size_t at = 0;
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < PROFILES; i++) {
     uint32_t len;
     if (head->len - at < sizeof len) return -1;
     memcpy(&len, body + at, sizeof len);
