@@ -505,7 +505,9 @@ LAYERS = (
         )
         for name, flag in (("user", 1 << 28), ("pid", 1 << 29), ("ns", 1 << 17), ("net", 1 << 30), ("ipc", 1 << 27))
     ),
-    layer("no capability in a fork", zygote(r"if \(drop_capabilities\(\)\) _exit\(126\);"), by="privilege.setuid"),
+    layer(
+        "no capability in a fork", zygote(r"if \(drop_capabilities\(\)\) no_fork\(farewell\);"), by="privilege.setuid"
+    ),
 )
 
 NO_LAYER = {
