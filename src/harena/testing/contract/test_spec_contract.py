@@ -225,7 +225,7 @@ def test_python_that_cannot_start_is_quoted(make_box: Callable[..., Sandbox]) ->
 
 
 def test_oldest_python_that_is_supported_works(make_box: Callable[..., Sandbox]) -> None:
-    minimum = ".".join(map(str, guest.MIN_PYTHON))
+    minimum = "3.8"
     oldest = next(Path(sys.base_prefix).parent.glob(f"{minimum}.*/bin/python3"), None)
     if oldest is None:
         pytest.skip(f"host: no Python {minimum}")

@@ -37,6 +37,7 @@ from .wire import KIND_EXEC, PROFILES, SPAWN_FIELDS, SPAWN_FRESH_FS, SPAWN_PTY, 
 
 Spec = collections.namedtuple("Spec", SPAWN_FIELDS)
 OWN, REPORT = struct.Struct("<Q"), struct.Struct("<iQ")  # what a job's init says: CPU time of its own; status and peak
+STARTED = struct.Struct("<Q")  # when the first process of a job was about to execute
 ORDER, PID = struct.Struct("<HH"), struct.Struct("<q")  # what the loop asks of a template, and its answer
 TERMINALS = b"newinstance,ptmxmode=0666,mode=0620,max=32"
 TERMINAL_END = 5  # where a job with a terminal, which has no server's socket, sends the host's end of it
@@ -186,7 +187,7 @@ def become(kernel, config, spec, fds, counted, command):
     except OSError as error:
         not_started(start, error)
     confine(kernel, config, spec, counted)
-    os.write(start, b"R")
+    os.write(start, b"R" + STARTED.pack(time.monotonic_ns()))
     if command is None:
         return os.close(start)
     try:

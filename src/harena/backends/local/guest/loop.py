@@ -17,7 +17,7 @@ import struct
 import time
 
 from . import wire
-from .job import ORDER, OWN, PID, REPORT, START_END, TERMINAL_END, Config, Job, Slot, Spec, make_job
+from .job import ORDER, OWN, PID, REPORT, START_END, STARTED, TERMINAL_END, Config, Job, Slot, Spec, make_job
 from .kernel import WALL, Kernel, close_all, doing, last_step, receive_fds, stdin_with, take
 from .root import settle
 from .watch import Watch, cpu_of, look_at, peak_of
@@ -133,7 +133,7 @@ class Loop:
             number, step = error.errno, last_step()
             self.discard(job)
             return self.send_error(id, number, step)
-        job.started = time.monotonic_ns()
+        job.started = job.started or time.monotonic_ns()
         job.deadline = job.started + spec.wall_ns if spec.wall_ns else 0
         self.watch.expect(job.started)
         self.jobs.append(job)
@@ -215,17 +215,20 @@ class Loop:
         while poll.poll(START_S * 1000):
             data = os.read(fd, 4096)
             said += data
-            if not data or (said == b"R" and job.spec.kind != KIND_EXEC):
+            if not data or (len(said) == 1 + STARTED.size and said[:1] == b"R" and job.spec.kind != KIND_EXEC):
                 break
         close_all(job.fds, "start")
         if said[:1] == b"F":
             doing(said[5:].decode())
             raise OSError(*struct.unpack("<i", said[1:5]), "")
-        if b"X" in said:
-            (job.exec_errno,) = struct.unpack("<i", said.partition(b"X")[2])
-        elif said != b"R":
+        if said[:1] == b"R":  # the loop may be told later, when others have the processor
+            (job.started,) = STARTED.unpack(said[1 : 1 + STARTED.size])
+            said = said[1 + STARTED.size :]
+        elif said[:1] != b"X":
             doing("start the job's init")
             raise OSError(errno.ECHILD, "")
+        if said:
+            (job.exec_errno,) = struct.unpack("<i", said[1:])
 
     def take_terminal(self, job):
         doing("open a terminal")
@@ -486,6 +489,9 @@ def main(role, arguments):
     """Finishes the box's root where bubblewrap could not, gives up every capability, and serves."""
     control, steps = int(arguments[0]), json.loads(arguments[1])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:  # what the host ignores, the guest need not
+            signal.signal(number, signal.SIG_DFL)
     loop = Loop(_socket.socket(fileno=control))
     try:
         own_inodes = settle(loop.kernel, steps)
