@@ -144,14 +144,9 @@ static void attach_source(int source, int is_tree, const char *path) {
   if (mount(link, path, NULL, MS_BIND | MS_REC, NULL)) die("bind", path);
 }
 
-static void bind_covered(int source, int is_tree, const char *path, const struct attributes *attributes);
+static void cover_folder(const char *path);
 static int cover_file(int source, int parent, const char *name, const char *path);
 static int shares_inodes, parents[MAX_BINDS]; /* the folders of sources that are files */
-
-static void protect_tree(const char *path, const struct attributes *attributes) {
-  if (syscall(SYS_mount_setattr, AT_FDCWD, path, 0x8000 /* AT_RECURSIVE */, attributes, sizeof *attributes))
-    die("protect (mount_setattr, Linux 5.12)", path);
-}
 
 static void bind_source(int source, int is_tree, const char *path, const char *mode, int parent, const char *name) {
   struct stat info;
@@ -164,15 +159,16 @@ static void bind_source(int source, int is_tree, const char *path, const char *m
     close(fd);
   }
   int file = S_ISREG(info.st_mode) && !strcmp(mode, "ro");
-  struct attributes attributes = {.set = ATTR_NOSUID};
-  if (strcmp(mode, "dev")) attributes.set |= ATTR_NODEV;
-  if (!strcmp(mode, "ro")) attributes.set |= ATTR_RDONLY;
-  if (S_ISDIR(info.st_mode) && !strcmp(mode, "ro")) return bind_covered(source, is_tree, path, &attributes);
   int covered = file ? cover_file(source, parent, name, path) : -1;
   if (covered > 0) return; /* a copy, on the box's root */
   if (covered < 0) attach_source(source, is_tree, path);
   if (covered < 0 && file) shares_inodes = 1;
-  protect_tree(path, &attributes);
+  struct attributes attributes = {.set = ATTR_NOSUID};
+  if (strcmp(mode, "dev")) attributes.set |= ATTR_NODEV;
+  if (!strcmp(mode, "ro")) attributes.set |= ATTR_RDONLY;
+  if (syscall(SYS_mount_setattr, AT_FDCWD, path, 0x8000 /* AT_RECURSIVE */, &attributes, sizeof attributes))
+    die("protect (mount_setattr, Linux 5.12)", path);
+  if (S_ISDIR(info.st_mode) && !strcmp(mode, "ro")) cover_folder(path);
 }
 
 /* ---- inodes of its own ----
@@ -182,7 +178,6 @@ static void bind_source(int source, int is_tree, const char *path, const char *m
  * the box lock and watch nothing. Devices and writable mounts are the host's in any case. */
 
 #define NOTHING ROOT "/.harena/nothing" /* an overlay needs a second layer, and needs it as long as it lives */
-#define UNDER ROOT "/.under"
 #define COPY_MOST (1 << 20)
 
 static struct stage {
@@ -213,18 +208,10 @@ static int has_mounts_below(const char *path) {
   return found;
 }
 
-/* Shows a folder through an overlay. The overlay holds the folder itself: the mount that it was made from is taken away,
- * because every execution copies all mounts of the box. */
-static void bind_covered(int source, int is_tree, const char *path, const struct attributes *attributes) {
-  if (mkdir(UNDER, 0700)) die("make the folder", UNDER);
-  attach_source(source, is_tree, UNDER);
-  protect_tree(UNDER, attributes);
-  int lower = open(UNDER, O_PATH | O_DIRECTORY | O_CLOEXEC);
-  int covered = lower >= 0 && !has_mounts_below(UNDER) && !overlay(lower, path);
+static void cover_folder(const char *path) {
+  int lower = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (lower < 0 || has_mounts_below(path) || overlay(lower, path)) shares_inodes = 1;
   if (lower >= 0) close(lower);
-  if (covered ? umount2(UNDER, MNT_DETACH) : mount(UNDER, path, NULL, MS_MOVE, NULL)) die("mount", path);
-  if (rmdir(UNDER)) die("remove", UNDER);
-  if (!covered) shares_inodes = 1;
 }
 
 /* An overlay of the folder that the file lies in; NULL where there can be none. */
