@@ -144,7 +144,8 @@ def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
         "args", nargs="*", metavar="ARGS", help="arguments of the program; put -- before arguments that begin with -"
     )
     run.add_argument("-c", dest="code", metavar="CODE", help="the program as text")
-    _add_program_options(run)
+    if "run" in command:
+        _add_program_options(run)
     run.add_argument(
         "--preload",
         action="append",
@@ -156,11 +157,13 @@ def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
     execute = add("exec", _exec, "run any command in a fresh box", epilog=EXIT_CODES)
     execute.usage = "harena exec [options] -- COMMAND [ARGS...]"
     execute.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    _add_program_options(execute)
+    if "exec" in command:
+        _add_program_options(execute)
 
     shell = add("shell", _shell, "open a terminal in a fresh box; its files are deleted at the end")
     shell.add_argument("--python", action="store_true", help="start Python instead of a shell")
-    _add_limits(shell)
+    if "shell" in command:
+        _add_limits(shell)
 
     doctor = add(
         "doctor",
@@ -194,6 +197,7 @@ def _add_program_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
+    """Only for the command that was given: the defaults come from a module that the others need not load."""
     from harena.sandbox.spec import Limits
 
     usual = Limits()

@@ -171,14 +171,15 @@ def test_nobody_submits_without_a_key_over_the_network(up):
     assert one.get("/v1")["anonymous_submit"] is False
 
 
-def test_a_variable_can_ask_for_a_key_on_loopback_and_opens_no_other_address(up, monkeypatch):
+def test_a_variable_can_ask_for_a_key_on_loopback_and_opens_no_other_address(up, refused, monkeypatch):
     monkeypatch.setenv("HARENA_ANONYMOUS_SUBMIT", "no")
     monkeypatch.setenv("EXECUTOR_HOST", "0.0.0.0")
     one = up("--no-demo")
     assert "needs a key" in one.said
     assert one.get("/v1")["anonymous_submit"] is False
     assert one.stop() == 0
-    code, said = refused("--host", "0.0.0.0", "--port", "0", HARENA_ANONYMOUS_SUBMIT="yes")
+    monkeypatch.setenv("HARENA_ANONYMOUS_SUBMIT", "yes")
+    code, said = refused("--host", "0.0.0.0", "--port", "0")
     assert code == 2
     assert "HARENA_ANONYMOUS_SUBMIT" in said
 

@@ -64,7 +64,7 @@ KILLED = """
 import os, signal, sys
 import sqlalchemy as sa
 from harena.arena.db.models import Event, Kind
-from harena.arena.db.records import Outcome, Quota
+from harena.arena.db.records import EvaluationOutcome, Quota
 from harena.arena.db.store import Store
 
 def work(url, left):
@@ -86,7 +86,7 @@ def work(url, left):
         store.submissions.move(made.id, Event.START)
         with store.begin():
             queue.finish(job)
-            store.submissions.rank(made.id, Outcome(score=float(made.version)))
+            store.submissions.rank(made.id, EvaluationOutcome(score=float(made.version)))
 
 for line in sys.stdin:
     url, left = line.split()

@@ -98,8 +98,8 @@ if child == 0:
 said["ended"] = process.wait(20).exit_code
 os.kill(child, 9)
 os.waitpid(child, 0)
-talk.sock.send(b"hello")
-said["talk"] = talk.sock.recv(100).decode()
+talk.send(b"hello")
+said["talk"] = talk.receive(20).decode()
 talk.end()
 said["map"] = [result.stdout.decode() for result in pool.map(["print(1)"] * 2)]
 said["alive"] = box.alive and other.alive

@@ -33,6 +33,8 @@ from harena.backends.local import backend as local
 
 # ---- the host process dies ----
 
+pytestmark = pytest.mark.serial  # counts what this process has, and other tests leave servers in it
+
 HOST = """
 import os, signal, sys, threading
 from harena import Sandbox, SandboxPool

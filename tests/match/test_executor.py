@@ -407,6 +407,7 @@ def test_sigterm_answers_running_matches_and_leaves_nothing(tmp_path: Path) -> N
     assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
+@pytest.mark.serial  # counts the boxes of this process
 def test_a_storm_of_cancelled_calls_leaves_the_place_free(client: Client, running: server.RunningServer) -> None:
     for turn in range(24):
         call = client.run_later(request(FIRST_FREE, SLOW, games=3, clock=pb.Clock(move_sec=60)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from arenas import BALANCE, ENV, FIRST, LADDER, LEAN
 
+from harena.arena.settings import EnvironmentSettings
+
 CRASH = "def act(observation):\n    print('about to divide')\n    return 1 // 0\n"
 STATE = "document.querySelector('main .status')?.dataset.state"
 
@@ -16,7 +18,7 @@ def filled(browser, *, owner, algorithm, env_id=ENV):
     browser.type("#owner", owner)
 
 
-def test_an_agent_dropped_on_the_page_is_ranked_and_on_the_board(browser):
+def test_an_agent_dropped_on_the_page_is_ranked_and_on_the_board(browser, site):
     filled(browser, owner="dora", algorithm="Dropped")
     browser.drop(".drop", {"agent.py": BALANCE})
     browser.until_text("agent.py", ".files")
@@ -25,7 +27,8 @@ def test_an_agent_dropped_on_the_page_is_ranked_and_on_the_board(browser):
     assert browser.text("main .status-line").startswith("Ranked with a score of")
     browser.button("Dropped v1", "main")
     browser.until_text("yours", "h1")
-    browser.until("document.querySelectorAll('.practice tbody tr').length === 2")
+    practice = EnvironmentSettings.parse(site.arena.store.environments.get(ENV).settings).practice_episodes
+    browser.until(f"document.querySelectorAll('.practice tbody tr').length === {practice}")
     browser.until_text("Hidden until the season ends")
     assert browser.js("document.querySelector('.plot .dot')") is None
     browser.button("Choose for the finals")

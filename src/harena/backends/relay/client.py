@@ -55,27 +55,62 @@ class RelayBackend:
             return self._connection
 
 
+class Answers:
+    """What a node has yet to answer, and the thread that hands its answers out. Ends with the node."""
+
+    def __init__(self, link: Link, process: subprocess.Popen[bytes]) -> None:
+        self.link = link
+        self.lost = False
+        self.lock = threading.Lock()
+        self.waiting: dict[int, Future[Answer]] = {}
+        self.lanes: weakref.WeakValueDictionary[int, RelayPrograms] = weakref.WeakValueDictionary()
+        self._process = process
+        threading.Thread(target=self._read, name="harena-relay", daemon=True).start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(WireError, ValueError, KeyError):
+            while (received := self.link.receive()) is not None:
+                self._hand_out(*received)
+        with self.lock:
+            self.lost = True
+            waiting, lanes = list(self.waiting.values()), list(self.lanes.values())
+            self.waiting.clear()
+        for future in waiting:
+            future.set_exception(BoxLost("the node of the box has ended"))
+        for lane in lanes:
+            lane.take(None, b"")
+        self.link.close()
+        self._process.wait()
+
+    def _hand_out(self, message: Message, data: bytes) -> None:
+        with self.lock:
+            future = self.waiting.pop(message.get("answer", 0), None)
+            lane = self.lanes.get(message.get("lane", 0))
+        if lane is not None:
+            lane.take(message, data)
+        elif future is not None and "error" in message:
+            future.set_exception(link.error_in(message["error"]))
+        elif future is not None:
+            future.set_result((message["value"], data))
+
+
 class Connection:
-    """Sends requests to a node; a thread distributes the answers."""
+    """Sends requests to a node, which ends when nobody has the connection any more."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "harena.backends.relay.node", str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._link = Link(ours)
-        self._lost = False
+        self._answers = Answers(self._link, process)
         self._ids = itertools.count(1)
-        self._lock = threading.Lock()
-        self._waiting: dict[int, Future[Answer]] = {}
-        self._lanes: weakref.WeakValueDictionary[int, RelayPrograms] = weakref.WeakValueDictionary()
         self._owner = owner.register(self)
-        threading.Thread(target=self._read, name="harena-relay", daemon=True).start()
-        # The thread holds this object, so only the end of the process or of the node ends it.
+        weakref.finalize(self, _hang_up, self._owner, self._link)
 
     @property
     def usable(self) -> bool:
-        return not self._lost and os.getpid() == self._owner
+        return not self._answers.lost and os.getpid() == self._owner
 
     def call(self, verb: str, data: bytes = b"", **arguments: Any) -> Answer:
         """Send a request and return the answer. Raises what the node raised."""
@@ -84,11 +119,11 @@ class Connection:
     def begin(self, verb: str, data: bytes = b"", **arguments: Any) -> tuple[int, Future[Answer]]:
         owner.check(self._owner, "a node")
         future: Future[Answer] = Future()
-        with self._lock:
-            if self._lost:
+        with self._answers.lock:
+            if self._answers.lost:
                 raise BoxLost("the node of the box has ended", retry=Retry.NEVER)
             number = next(self._ids)
-            self._waiting[number] = future
+            self._answers.waiting[number] = future
         try:
             self._link.send({"request": number, "verb": verb, **arguments}, data)
         except OSError as error:
@@ -101,37 +136,16 @@ class Connection:
             self.begin(verb, **arguments)
 
     def attach(self, lane: RelayPrograms) -> None:
-        with self._lock:
-            self._lanes[lane.handle] = lane
-
-    def _read(self) -> None:
-        with contextlib.suppress(WireError, ValueError, KeyError):
-            while (received := self._link.receive()) is not None:
-                self._hand_out(*received)
-        with self._lock:
-            self._lost = True
-            waiting, lanes = list(self._waiting.values()), list(self._lanes.values())
-            self._waiting.clear()
-        for future in waiting:
-            future.set_exception(BoxLost("the node of the box has ended"))
-        for lane in lanes:
-            lane.take(None, b"")
-        self._link.close()
-        self._process.wait()
-
-    def _hand_out(self, message: Message, data: bytes) -> None:
-        with self._lock:
-            future = self._waiting.pop(message.get("answer", 0), None)
-            lane = self._lanes.get(message.get("lane", 0))
-        if lane is not None:
-            lane.take(message, data)
-        elif future is not None and "error" in message:
-            future.set_exception(link.error_in(message["error"]))
-        elif future is not None:
-            future.set_result((message["value"], data))
+        with self._answers.lock:
+            self._answers.lanes[lane.handle] = lane
 
     def abandon(self) -> None:
         self._link.abandon()
+
+
+def _hang_up(process: int, link: Link) -> None:
+    if os.getpid() == process:  # a forked child has let go of its copy
+        link.hang_up()
 
 
 class RelayBox:

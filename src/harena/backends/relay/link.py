@@ -4,6 +4,7 @@ errors. Sizes are capped before memory is allocated, and an unknown error never 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -66,6 +67,11 @@ class Link:
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+    def hang_up(self) -> None:
+        """End the conversation; whoever receives sees its end."""
+        with contextlib.suppress(OSError):  # the other side was first
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._sock.close()

@@ -319,7 +319,10 @@ static void exec_child(struct job *job) {
   if (job->spec.flags & SPAWN_PTY ? use_terminal(job) : setsid() < 0) job->failed_step = "terminal";
   else if (dup2(job->child_in, 0) < 0 || dup2(job->child_out, 1) < 0 || dup2(job->child_err, 2) < 0) job->failed_step = "stdio";
   else if (slot_join(job, 0)) job->failed_step = "join cgroup";
-  else if (chdir(job->cwd)) job->exec_errno = errno;
+  else if (chdir(job->cwd)) {
+    if (errno == ENOENT || errno == ENOTDIR || errno == EACCES || errno == ELOOP || errno == ENAMETOOLONG) job->exec_errno = errno;
+    else job->failed_step = "change the folder"; /* ours to answer for */
+  }
   else if (keep_only(job->sealed ? job->ruleset : -1)) job->failed_step = "close descriptors";
   else job->failed_step = job->sealed ? confine_after(&job->spec, job->slot >= 0, job->ruleset < 0 ? -1 : 3) : confine(&job->spec, job->slot >= 0);
   job->failed_errno = errno;
