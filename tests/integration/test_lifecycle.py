@@ -51,8 +51,8 @@ program = f"import subprocess; subprocess.run(['sleep', '{marker}'])"
 threading.Thread(target=pool.map, args=([program] * 6,), daemon=True).start()
 """
 WAIT = """
-import select
-print('ready', flush=True)
+import os, select
+os.write(1, b'ready\\n')  # in one piece: a forked child may write, too
 while not select.select([sys.stdin], [], [], 0.1)[0]:
     pass  # a signal that another thread took does not end a read of this one
 """
