@@ -154,7 +154,7 @@ class MatchResult:
     fingerprint: str = ""
     """Equal for games in which every seat saw and did the same. Empty for a match that was not played."""
     cause: VoidCause | None = None
-    """Of a void match."""
+    """Why the match is void; None for any other match."""
 
     @property
     def scores(self) -> tuple[float, ...]:

@@ -1,4 +1,5 @@
-"""Registry of job kinds: who does a job, who hears that it was given up, and which slots it takes.
+"""Registry of job kinds. An entry names the method that does the job, the method that is told when it is given up, and
+the slots that it takes.
 
 A new kind is one entry here, and the method that does it.
 """

@@ -131,8 +131,6 @@ def group_payload(sources: Sequence[str], output_bytes: int) -> bytes:
 
 
 def call_payload(source: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    if not name.isidentifier():
-        raise SpecError(f"call {name!r}: not the name of a function")
     try:
         request = {"source": source, "name": name, "args": [*args], "kwargs": {**kwargs}}
         return wire.Mode.CALL + piece(json.dumps(request, allow_nan=False).encode())

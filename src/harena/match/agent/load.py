@@ -90,13 +90,13 @@ class AdviceKind(enum.Enum):
     """Only running it can tell."""
     HIDES_MODULE = "hides_module"
     SYNTAX = "syntax"
-    """In a file that the entry imports."""
+    """A file that the entry imports has a syntax error."""
     MISSING_IMPORT = "missing_import"
-    """Of a package that agents do not have."""
+    """It imports a package that agents do not have."""
     FORBIDDEN_IMPORT = "forbidden_import"
     RELATIVE_IMPORT = "relative_import"
     CALL = "call"
-    """Of a function that does not help in a box."""
+    """It calls a function that is of no use in a box."""
     PRINTS = "prints"
 
 
