@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -69,7 +70,9 @@ class Node:
             message, data = received
             verb = message.pop("verb", None)
             if verb == "give":  # in order, and it does not block
-                self.thing(message.pop("handle"), _Lane).give(message["key"], link.task_in(message["task"], data))
+                lane = self._things.get(message["handle"])
+                if isinstance(lane, _Lane):  # else its box was closed, and nobody waits for the task
+                    lane.give(message["key"], link.task_in(message["task"], data))
             else:
                 threading.Thread(target=self._answer, args=(verb, message, data), daemon=True).start()
         for thing in list(self._things.values()):
@@ -176,6 +179,9 @@ class Node:
     def close(self, request: Request) -> Answer:
         held = self._things.pop(request["handle"], None)
         if isinstance(held, _Held):
+            for handle, thing in list(self._things.items()):
+                if isinstance(thing, _Lane) and thing.box is held.box:
+                    del self._things[handle]
             held.box.close()
         return NOTHING
 
@@ -331,10 +337,11 @@ class _Lane:
     def __init__(self, link: Link, box: Box) -> None:
         self.handle = 0
         self._link = link
-        self._box = box
+        self.box = box
         self._given: deque[tuple[int, Task]] = deque()
         self._lock = threading.Lock()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self._bell)
         self._busy = False
 
     def give(self, key: int, task: Task) -> None:
@@ -347,7 +354,7 @@ class _Lane:
 
     def _work(self) -> None:
         try:
-            self._run(self._box.programs())
+            self._run(self.box.programs())
         except (OSError, WireError, BoxError):
             with contextlib.suppress(OSError):
                 self._link.send({"lane": self.handle, "lost": True})

@@ -33,7 +33,7 @@ class Series(Generic[R]):
 
     @property
     def unreported(self) -> list[Pairing]:
-        """Return the games of the current round that have no result yet."""
+        """Return the games of the current round that the schedule has not been told of yet."""
         return self._round[self._reported :]
 
     def todo(self, most: int | None = None) -> list[Pairing]:
