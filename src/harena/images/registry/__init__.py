@@ -1,0 +1,2 @@
+"""Registries: `client` (the HTTP API), `transport` (one exchange with a checked address), `credentials` (Docker's
+configuration) and `download` (blobs, resumed and verified)."""
