@@ -1,5 +1,6 @@
-"""Builds the C part: `harena-box`, the launcher, `zygote.so`, the serve loop, and the kernels of `harena azr` for a
-processor, once for each kind of it. All else is in pyproject.toml.
+"""Builds the C part: `harena-box`, the launcher, `zygote.so`, the serve loop, `harena-seat`, the first process of an
+agent's container in a match Job, and the kernels of `harena azr` for a processor, once for each kind of it. All else is
+in pyproject.toml.
 
 A machine without a working compiler still gets an install, with a warning; HARENA_REQUIRE_NATIVE=1 makes that an error.
 `python setup.py native` builds in place, when a source is newer, and needs neither pip nor setuptools.
@@ -74,6 +75,10 @@ def compile_boxes(sources: list[Path], into: Path) -> None:
     cc(zygote, into / "zygote.so", "-fPIC", "-shared")
 
 
+def compile_seat(sources: list[Path], into: Path) -> None:
+    cc(sources, into / "harena-seat", "-static")  # it runs in images of any content
+
+
 def compile_kernels(sources: list[Path], into: Path) -> None:
     for name, flags in PROCESSORS.items():
         options = shlex.split(f"{KERNEL_FLAGS} {flags}")
@@ -97,6 +102,12 @@ PARTS = (
         outputs=("harena-box", "zygote.so"),
         compile=compile_boxes,
         without="boxes need it, or the fallback launcher: pip install 'harena[bwrap]'; `harena doctor` says which",
+    ),
+    Part(
+        folder=Path("src/harena/match/orchestrator/native"),
+        outputs=("harena-seat",),
+        compile=compile_seat,
+        without="an orchestrator image for matches as Kubernetes Jobs needs it",
     ),
     Part(
         folder=Path("src/harena/azr/native"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from harena.lazy import load_on_use as _load_on_use
 
 __version__ = "0.1.0"
 
@@ -11,6 +12,9 @@ __all__ = [
     "AsyncProcess",
     "AsyncSandbox",
     "AsyncSandboxPool",
+    "AsyncSandboxSession",
+    "AsyncShell",
+    "AsyncWarmPoolManager",
     "BackendUnavailable",
     "BoxClosed",
     "BoxError",
@@ -19,26 +23,33 @@ __all__ = [
     "BoxFileTooLarge",
     "BoxLost",
     "Clocks",
+    "Denied",
     "Determinism",
     "FileInfo",
     "HarenaError",
     "IsolationUnavailable",
     "Limits",
     "Mount",
+    "Network",
+    "NetworkReport",
     "Process",
     "QueueTimeout",
     "Result",
     "Retry",
     "Sandbox",
     "SandboxPool",
+    "SandboxSession",
+    "Shell",
     "Snapshot",
     "Spec",
     "SpecError",
     "StartTimeout",
     "Usage",
     "Verdict",
+    "WarmPoolManager",
     "WireError",
     "WrongProcess",
+    "parse_requirements",
     "run_doctor",
 ]
 
@@ -61,12 +72,18 @@ if TYPE_CHECKING:
     from harena.sandbox.aio import AsyncProcess as AsyncProcess
     from harena.sandbox.aio import AsyncSandbox as AsyncSandbox
     from harena.sandbox.aio import AsyncSandboxPool as AsyncSandboxPool
+    from harena.sandbox.aio import AsyncShell as AsyncShell
     from harena.sandbox.box import Sandbox as Sandbox
     from harena.sandbox.doctor import run_doctor as run_doctor
     from harena.sandbox.files import Snapshot as Snapshot
+    from harena.sandbox.network import Denied as Denied
+    from harena.sandbox.network import Network as Network
+    from harena.sandbox.network import NetworkReport as NetworkReport
     from harena.sandbox.pool import Determinism as Determinism
     from harena.sandbox.pool import SandboxPool as SandboxPool
     from harena.sandbox.process import Process as Process
+    from harena.sandbox.requirements import parse_requirements as parse_requirements
+    from harena.sandbox.shell import Shell as Shell
     from harena.sandbox.spec import Clocks as Clocks
     from harena.sandbox.spec import FileInfo as FileInfo
     from harena.sandbox.spec import Limits as Limits
@@ -75,28 +92,28 @@ if TYPE_CHECKING:
     from harena.sandbox.spec import Spec as Spec
     from harena.sandbox.spec import Usage as Usage
     from harena.sandbox.spec import Verdict as Verdict
+    from harena.sessions.aio import AsyncSandboxSession as AsyncSandboxSession
+    from harena.sessions.aio import AsyncWarmPoolManager as AsyncWarmPoolManager
+    from harena.sessions.sdk import SandboxSession as SandboxSession
+    from harena.sessions.sdk import WarmPoolManager as WarmPoolManager
 
-# Each is loaded on first use: `harena --help` needs none of them, and asyncio alone would double what the rest takes.
-_MODULES = {
-    "errors": "BackendUnavailable BoxClosed BoxError BoxFileError BoxFileNotFound BoxFileTooLarge BoxLost HarenaError "
-    "IsolationUnavailable QueueTimeout Retry SpecError StartTimeout WireError WrongProcess",
-    "sandbox.aio": "AsyncProcess AsyncSandbox AsyncSandboxPool",
-    "sandbox.doctor": "run_doctor",
-    "sandbox.files": "Snapshot",
-    "sandbox.pool": "Determinism SandboxPool",
-    "sandbox.process": "Process",
-    "sandbox.box": "Sandbox",
-    "sandbox.spec": "Clocks FileInfo Limits Mount Result Spec Usage Verdict",
-}
-_HOME = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# `harena --help` needs none of these, and asyncio alone would double what the rest takes.
+__getattr__, __dir__ = _load_on_use(
+    globals(),
+    {
+        "harena.errors": "BackendUnavailable BoxClosed BoxError BoxFileError BoxFileNotFound BoxFileTooLarge BoxLost "
+        "HarenaError IsolationUnavailable QueueTimeout Retry SpecError StartTimeout WireError WrongProcess",
+        "harena.sandbox.aio": "AsyncProcess AsyncSandbox AsyncSandboxPool AsyncShell",
+        "harena.sandbox.doctor": "run_doctor",
+        "harena.sandbox.files": "Snapshot",
+        "harena.sandbox.network": "Denied Network NetworkReport",
+        "harena.sandbox.pool": "Determinism SandboxPool",
+        "harena.sandbox.process": "Process",
+        "harena.sandbox.requirements": "parse_requirements",
+        "harena.sandbox.shell": "Shell",
+        "harena.sandbox.box": "Sandbox",
+        "harena.sessions.aio": "AsyncSandboxSession AsyncWarmPoolManager",
+        "harena.sessions.sdk": "SandboxSession WarmPoolManager",
+        "harena.sandbox.spec": "Clocks FileInfo Limits Mount Result Spec Usage Verdict",
+    },
+)

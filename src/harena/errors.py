@@ -9,8 +9,12 @@ HarenaError
 │   ├── BoxLost              the box died or talked nonsense in the middle of an operation
 │   ├── BoxClosed            the box was closed, or its idle or lifetime clock ran out
 │   ├── WrongProcess         the box belongs to the process that this one was forked from
+│   ├── RequirementsFailed   pip could not install Spec.requirements; says why
 │   ├── StartTimeout         the start clock ran out before the box was ready            (also TimeoutError)
-│   └── QueueTimeout         the queue clock ran out before the pool could admit         (also TimeoutError)
+│   ├── QueueTimeout         the queue clock ran out before the pool could admit         (also TimeoutError)
+│   ├── BudgetExceeded       the budget of the owner is used up; nothing was started
+│   └── JournalError         the journal is full or cannot be written, so nothing more runs in its box
+├── JournalBroken            a journal was changed, or is not one
 ├── WireError                bytes from a box that the closed schema refuses
 └── BoxFileError             a file operation the box refused                                 (also OSError)
     ├── BoxFileNotFound                                                              (also FileNotFoundError)
@@ -87,6 +91,13 @@ class WrongProcess(BoxError):
         super().__init__(f"{what} belongs to another process, which forked this one: make one here", retry=Retry.NEVER)
 
 
+class RequirementsFailed(BoxError):
+    """pip could not install the requirements of a box: there are none of that name, or they cannot be built."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry=Retry.SAFE)
+
+
 class StartTimeout(BoxError, TimeoutError):
     """`Clocks.start_s` ran out; nothing of the guest had run."""
 
@@ -99,6 +110,21 @@ class QueueTimeout(BoxError, TimeoutError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry=Retry.SAFE)
+
+
+class BudgetExceeded(BoxError):
+    """The owner has used what its budget allows; ask the operator, or wait for the next period."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry=Retry.NEVER)
+
+
+class JournalError(BoxError):
+    """The journal of a box cannot be written. `Retry.NEVER`: what was asked for has not run, and will not."""
+
+
+class JournalBroken(HarenaError):
+    """A line of a journal is not what was written. `harena journal verify` names the first one."""
 
 
 class WireError(HarenaError):

@@ -6,6 +6,8 @@ unknown how much of it was done, unless the call ends by itself within a moment.
 the call was cancelled (a box, a lease, a fork, a process) is ended as soon as it exists. A cancelled `map` stops at its
 next result, at the latest after its `wall_s`. Reading from a process and waiting for it may be cancelled freely:
 nothing is lost, and the process continues.
+
+One file, however long: each class only repeats its twin, and what they add, these rules, is in the functions on top.
 """
 
 from __future__ import annotations
@@ -15,17 +17,22 @@ import concurrent.futures
 import dataclasses
 import functools
 import os
+import socket
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from harena.errors import BoxClosed
 from harena.sandbox.box import Sandbox, Stop
 from harena.sandbox.files import MAX_ENTRIES, Snapshot
 from harena.sandbox.pool import Determinism, SandboxPool
 from harena.sandbox.process import CHUNK, Process, Stream
+from harena.sandbox.shell import Shell
 from harena.sandbox.spec import MB, Clocks, FileInfo, Limits, Result, Spec
+
+if TYPE_CHECKING:
+    from harena.sandbox.network import Network, NetworkReport
 
 CALLS = 256
 """Maximum number of blocking calls at once, in all loops of the process; further calls queue."""
@@ -50,7 +57,12 @@ def _threads(kind: str) -> concurrent.futures.ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads
 
 
-async def _control(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a blocking call. If it is cancelled, the call ends by itself, and nobody sees its result."""
+    return await asyncio.wrap_future(_threads("calls").submit(function, *args, **kwargs))
+
+
+async def control(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a short call that ends something."""
     return await asyncio.wrap_future(_threads("control").submit(function, *args, **kwargs))
 
@@ -62,7 +74,7 @@ async def _guarded(close: Callable[[str], object], function: Callable[P, T], *ar
         return await asyncio.wrap_future(job)
     except asyncio.CancelledError:
         if not job.cancel():
-            await _to_the_end(_control(_end, job, close))
+            await to_the_end(control(_end, job, close))
         raise
 
 
@@ -73,7 +85,7 @@ def _end(job: concurrent.futures.Future[Any], close: Callable[[str], object]) ->
         concurrent.futures.wait([job], timeout=5)
 
 
-async def _to_the_end(awaitable: Awaitable[object]) -> None:
+async def to_the_end(awaitable: Awaitable[object]) -> None:
     """Wait for the end even if the waiting task is cancelled, and raise the cancellation afterwards."""
     task = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None
@@ -87,7 +99,7 @@ async def _to_the_end(awaitable: Awaitable[object]) -> None:
         raise cancelled
 
 
-async def _made(discard: Callable[[T], object], make: Callable[[], T]) -> T:
+async def made(discard: Callable[[T], object], make: Callable[[], T]) -> T:
     """Run a call that creates an object. If it is cancelled, the object is discarded once it exists."""
     job = _threads("calls").submit(make)
     try:
@@ -209,11 +221,11 @@ class AsyncProcess:
 
     async def send_signal(self, number: int) -> None:
         """Signal the first process only; `kill` ends all of them. Does nothing if the process has ended."""
-        await _control(self._process.send_signal, number)
+        await control(self._process.send_signal, number)
 
     async def kill(self) -> None:
         """End the whole process tree."""
-        await _control(self._process.kill)
+        await control(self._process.kill)
 
     def resize(self, rows: int, cols: int) -> None:
         self._process.resize(rows, cols)
@@ -245,7 +257,7 @@ class AsyncProcess:
     async def close(self) -> None:
         """End the process if it still runs, and close its streams. Idempotent."""
         try:
-            await _to_the_end(_control(self._process.close))
+            await to_the_end(control(self._process.close))
         finally:
             self.stdout.close()
             if self.stderr is not None:
@@ -263,30 +275,62 @@ async def _collect(stream: AsyncStream, into: list[bytes]) -> None:
         into.append(chunk)
 
 
+class AsyncShell:
+    """A shell that stays; the async version of Shell. A cancelled command ends the shell."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    async def exec(self, command: str, *, timeout_s: float | None = None, output_bytes: int | None = None) -> Result:
+        """Run a command in the shell and return its output and exit code; see Shell.exec."""
+        run = functools.partial(self._shell.exec, timeout_s=timeout_s, output_bytes=output_bytes)
+        return await _guarded(lambda _: self._shell.close(), run, command)
+
+    @property
+    def alive(self) -> bool:
+        return self._shell.alive
+
+    async def close(self) -> None:
+        await to_the_end(control(self._shell.close))
+
+    async def __aenter__(self) -> AsyncShell:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
 class AsyncSandbox:
     """Async version of Sandbox. Create it with `async with AsyncSandbox() as box` or `await AsyncSandbox.create()`."""
 
     def __init__(
         self,
-        spec: Spec | None = None,
+        spec: Spec | str | None = None,
         *,
         backend: str = "local",
+        token: str | None = None,
         limits: Limits | None = None,
         clocks: Clocks | None = None,
+        journal: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._make = functools.partial(Sandbox, spec, backend=backend, limits=limits, clocks=clocks)
+        self._make = functools.partial(
+            Sandbox, spec, backend=backend, token=token, limits=limits, clocks=clocks, journal=journal
+        )
         self._box: Sandbox | None = None
 
     @classmethod
     async def create(
         cls,
-        spec: Spec | None = None,
+        spec: Spec | str | None = None,
         *,
         backend: str = "local",
+        token: str | None = None,
         limits: Limits | None = None,
         clocks: Clocks | None = None,
+        journal: str | os.PathLike[str] | None = None,
     ) -> AsyncSandbox:
-        return await cls(spec, backend=backend, limits=limits, clocks=clocks).__aenter__()
+        made = cls(spec, backend=backend, token=token, limits=limits, clocks=clocks, journal=journal)
+        return await made.__aenter__()
 
     @classmethod
     def of(cls, box: Sandbox) -> AsyncSandbox:
@@ -297,7 +341,7 @@ class AsyncSandbox:
 
     async def __aenter__(self) -> AsyncSandbox:
         if self._box is None:
-            self._box = await _made(_close, self._make)
+            self._box = await made(_close, self._make)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -306,7 +350,7 @@ class AsyncSandbox:
     async def close(self, reason: str = "it was closed") -> None:
         """End everything in the box. Its forks continue to run. Idempotent."""
         if self._box is not None:
-            await _to_the_end(_control(self._box.close, reason))
+            await to_the_end(control(self._box.close, reason))
 
     @property
     def sync(self) -> Sandbox:
@@ -375,7 +419,23 @@ class AsyncSandbox:
 
         async def start() -> AsyncProcess:
             make = functools.partial(self.sync.start, env=env, cwd=cwd, limits=limits, pty=pty, rows=rows, cols=cols)
-            return AsyncProcess(await _made(Process.close, functools.partial(make, argv)))
+            return AsyncProcess(await made(Process.close, functools.partial(make, argv)))
+
+        return Opening(start())
+
+    def shell(
+        self,
+        argv: Sequence[str] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+    ) -> Opening[AsyncShell]:
+        """Start a shell that stays, as `Sandbox.shell` does; use `await` or `async with`."""
+
+        async def start() -> AsyncShell:
+            make = functools.partial(self.sync.shell, argv, env=env, cwd=cwd, limits=limits)
+            return AsyncShell(await made(Shell.close, make))
 
         return Opening(start())
 
@@ -398,12 +458,25 @@ class AsyncSandbox:
         call = functools.partial(self.sync.call, limits=limits, stop=stop)
         return await _guarded(lambda _: stop(), call, source, name, args, kwargs)
 
+    async def set_network(self, network: Network | None) -> None:
+        await self._call(Sandbox.set_network, network)
+
+    async def network_report(self) -> NetworkReport:
+        return await self._call(Sandbox.network_report)
+
+    async def connect(self, port: int, *, timeout_s: float = 10.0) -> socket.socket:
+        """Return a socket that is connected to a port of the box; see `asyncio.open_connection(sock=...)`."""
+        connect = functools.partial(self.sync.connect, port, timeout_s=timeout_s)
+        sock = await made(socket.socket.close, connect)
+        sock.setblocking(False)
+        return sock
+
     async def ping(self) -> None:
         await self._call(Sandbox.ping)
 
     async def fork(self, count: int = 1) -> list[AsyncSandbox]:
         """Copy the live box, including the interpreter's memory (copy on write) and the workspace."""
-        boxes = await _made(_close_all, functools.partial(self.sync.fork, count))
+        boxes = await made(_close_all, functools.partial(self.sync.fork, count))
         return [AsyncSandbox.of(box) for box in boxes]
 
     # ---- files ----
@@ -460,57 +533,65 @@ class AsyncSandboxPool:
 
     def __init__(
         self,
-        spec: Spec | None = None,
+        spec: Spec | str | None = None,
         *,
         warm: int | None = None,
         backend: str = "local",
+        token: str | None = None,
         limits: Limits | None = None,
         clocks: Clocks | None = None,
         max_live: int | None = None,
         max_starting: int = 2,
         stragglers: int = 4,
+        journal: str | os.PathLike[str] | None = None,
     ) -> None:
         self._make = functools.partial(
             SandboxPool,
             spec,
             warm=warm,
             backend=backend,
+            token=token,
             limits=limits,
             clocks=clocks,
             max_live=max_live,
             max_starting=max_starting,
             stragglers=stragglers,
+            journal=journal,
         )
         self._pool: SandboxPool | None = None
 
     @classmethod
     async def create(
         cls,
-        spec: Spec | None = None,
+        spec: Spec | str | None = None,
         *,
         warm: int | None = None,
         backend: str = "local",
+        token: str | None = None,
         limits: Limits | None = None,
         clocks: Clocks | None = None,
         max_live: int | None = None,
         max_starting: int = 2,
         stragglers: int = 4,
+        journal: str | os.PathLike[str] | None = None,
     ) -> AsyncSandboxPool:
         pool = cls(
             spec,
             warm=warm,
             backend=backend,
+            token=token,
             limits=limits,
             clocks=clocks,
             max_live=max_live,
             max_starting=max_starting,
             stragglers=stragglers,
+            journal=journal,
         )
         return await pool.__aenter__()
 
     async def __aenter__(self) -> AsyncSandboxPool:
         if self._pool is None:
-            self._pool = await _made(SandboxPool.close, self._make)
+            self._pool = await made(SandboxPool.close, self._make)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -519,7 +600,7 @@ class AsyncSandboxPool:
     async def close(self) -> None:
         """Close the boxes that are not leased; leased ones end with their lease. Idempotent."""
         if self._pool is not None:
-            await _to_the_end(_control(self._pool.close))
+            await to_the_end(control(self._pool.close))
 
     @property
     def sync(self) -> SandboxPool:
@@ -528,12 +609,12 @@ class AsyncSandboxPool:
             raise BoxClosed("the pool is not made yet: `async with` it, or use `await AsyncSandboxPool.create()`")
         return self._pool
 
-    def lease(self, *, ttl_s: float | None = None) -> Opening[AsyncSandbox]:
+    def lease(self, *, ttl_s: float | None = None, queue_s: float | None = None) -> Opening[AsyncSandbox]:
         """Lease a box until it is closed or ttl_s is over; use `await` or `async with`. Raises QueueTimeout if none is
-        free within clocks.queue_s."""
+        free within queue_s (default: clocks.queue_s)."""
 
         async def lease() -> AsyncSandbox:
-            return AsyncSandbox.of(await _made(_close, functools.partial(self.sync.lease, ttl_s=ttl_s)))
+            return AsyncSandbox.of(await made(_close, functools.partial(self.sync.lease, ttl_s=ttl_s, queue_s=queue_s)))
 
         return Opening(lease())
 

@@ -10,19 +10,39 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import math
+import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from harena.errors import BackendUnavailable
+from harena.errors import BackendUnavailable, SpecError
 from harena.sandbox.process import Process
 from harena.sandbox.spec import Limits, Result, Spec
 
+if TYPE_CHECKING:
+    from harena.sandbox.network import Network, NetworkReport
+
 BACKENDS = {
     "local": "harena.backends.local:LocalBackend",
+    "docker": "harena.backends.docker:DockerBackend",
     "relay": "harena.backends.relay:RelayBackend",
 }
+SCHEMES = {
+    "http://": "harena.backends.remote:RemoteBackend",
+    "https://": "harena.backends.remote:RemoteBackend",
+    "unix:": "harena.backends.remote:RemoteBackend",
+    "harena://": "harena.backends.cluster:by_list",
+    "nodes:": "harena.backends.cluster:by_list",
+    "kubernetes:": "harena.backends.kubernetes:KubernetesBackend",
+    "ray://": "harena.backends.cluster:by_ray",
+    "executor:": "harena.backends.relay.executor:ExecutorBackend",
+}
+"""The backends that are given by URL: one server, a list of servers or the file with it, a warm pool of a Kubernetes
+cluster, a Ray cluster, and the executor container beside a server."""
 ENTRY_POINTS = "harena.backends"
 """Entry point group in which installed packages register backends."""
 MAX_PACKET = 400_000
@@ -42,7 +62,18 @@ class Capabilities:
     """True if the kernel counts all memory of an execution; otherwise memory is sampled."""
     forks: bool = False
     """True if live boxes can be forked."""
+    network: bool = False
+    """True if boxes can have a network (`Spec.network`) and be connected to (`Box.connect`)."""
+    ids: str = ""
+    """User ids of boxes from images: "full" if they have all, "single" if one with ownership emulated; empty if the
+    backend has no such boxes."""
+    isolation: str = "full"
+    """The isolation tier of the boxes: "full" or "restricted"."""
+    not_covered: tuple[str, ...] = ()
+    """What boxes of this tier lack compared with full ones, one sentence each."""
     notes: tuple[str, ...] = ()
+    cores: int = 0
+    """Processors that the boxes share, if they are not those of this process."""
 
 
 class Stop:
@@ -130,6 +161,11 @@ class Box(Protocol):
         """Start source in a new process, on empty files, that exchanges packets with the host."""
         ...
 
+    def converse_with(self, argv: Sequence[str], *, limits: Limits, cpus: set[int]) -> Conversation:
+        """Start a command in the same way, with one stream as stdin and stdout, bound to `cpus` before it runs. Raises
+        Unsupported where the box has no image."""
+        ...
+
     def ask_files(self, message: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         """Send a message to the box's file server, which has the guest's own rights. `harena.sandbox.files` defines the
         messages and does not trust the answers."""
@@ -138,6 +174,18 @@ class Box(Protocol):
     def fork(self, count: int) -> Sequence[Forked]:
         """Create boxes that continue from here, with the interpreter's memory and the files: all of them, or an
         error."""
+        ...
+
+    def set_network(self, network: Network | None) -> None:
+        """Replace what a box with a network may reach; None closes it."""
+        ...
+
+    def network_report(self) -> NetworkReport:
+        """Return what the box did with its network since it was created."""
+        ...
+
+    def connect(self, port: int, timeout_s: float) -> socket.socket:
+        """Return a socket that is connected to a port of the box's loopback interface."""
         ...
 
     def ping(self) -> None:
@@ -207,6 +255,19 @@ class Programs(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One wait for a packet, with the clocks of the machine on which the process runs."""
+
+    packet: bytes | None
+    """As `Conversation.receive` returns it."""
+    began_ns: int
+    ended_ns: int
+    """Monotonic time."""
+    cpu_ns: int
+    """CPU time of the process at the end."""
+
+
 class Conversation(Protocol):
     """A process that exchanges packets with the host, which times and stops it. Its packets are untrusted."""
 
@@ -226,6 +287,10 @@ class Conversation(Protocol):
     def receive(self, wait_s: float) -> bytes | None:
         """Return the next packet, or b"" if the process disconnected. None if the time is over or if it printed
         something."""
+        ...
+
+    def turn(self, wait_s: float, cpu_ns: int | None) -> Turn:
+        """Receive, and read the clocks where the process is. The wait also ends when its CPU time reaches `cpu_ns`."""
         ...
 
     def become_stream(self, packet: bytes) -> None:
@@ -267,6 +332,17 @@ class Conversation(Protocol):
         ...
 
 
+def take_turn(talk: Conversation, wait_s: float, cpu_ns: int | None) -> Turn:
+    """`Conversation.turn` of a process on this machine."""
+    began = time.monotonic_ns()
+    packet = talk.receive(0.0)
+    if packet is None and wait_s > 0:
+        left = math.inf if cpu_ns is None else (cpu_ns - talk.cpu_ns()) / 1e9
+        if left >= 0:
+            packet = talk.receive(min(wait_s, max(0.001, left)) + 0.001)
+    return Turn(packet, began, time.monotonic_ns(), talk.cpu_ns())
+
+
 class Backend(Protocol):
     def capabilities(self) -> Capabilities:
         """Raise IsolationUnavailable if no box can be created here."""
@@ -277,15 +353,65 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class ManyNodes(Protocol):
+    """A backend whose nodes come and go."""
+
+    def cores_now(self) -> int:
+        """Return how many processors its boxes share at this moment. Asks nobody."""
+        ...
+
+
+def is_url(name: str) -> bool:
+    """Whether a backend is on other machines, given by its URL."""
+    return name.startswith(tuple(SCHEMES))
+
+
+def where(spec: Spec | str | None, backend: str) -> tuple[Spec | None, str]:
+    """Separate the URL of a server that was given in place of a spec."""
+    if not isinstance(spec, str):
+        return spec, backend
+    if not is_url(spec):
+        hint = "for an image, give image=NAME; for a server its URL (https://HOST:PORT, kubernetes://NAMESPACE/POOL)"
+        raise SpecError(f"spec: expected a Spec, not {spec!r:.80}; {hint}")
+    if backend != "local":
+        raise SpecError(f"{spec!r:.200}: the URL of a server takes the place of a backend, so give no backend")
+    if spec.startswith("kubernetes:") and "HARENA_ISOLATION" not in os.environ:
+        return Spec(isolation="best"), spec  # a pool that is named without a spec decides the tier
+    return None, spec
+
+
+def cores(name: str, token: str | None) -> int:
+    """Return how many processors the boxes of a backend share."""
+    there = load(name, token).capabilities().cores if is_url(name) else 0
+    return there or len(os.sched_getaffinity(0))
+
+
+def cores_now(name: str, token: str | None) -> int | None:
+    """Return how many processors the boxes of a backend share now; None if that does not change."""
+    found = load(name, token) if is_url(name) else None
+    return found.cores_now() if isinstance(found, ManyNodes) else None
+
+
 @functools.cache
-def load(name: str) -> Backend:
-    """Return the backend of that name. Raises BackendUnavailable, which says what to install."""
+def load(name: str, token: str | None = None) -> Backend:
+    """Return the backend of that name, or the server of that URL. Raises BackendUnavailable, which says what to
+    install."""
+    for scheme, place in SCHEMES.items():
+        if name.startswith(scheme):
+            return _find(place)(name, token)
+    if token is not None:
+        raise SpecError(f"token: only a server takes one, and {name!r} is not the URL of one")
     place = BACKENDS.get(name)
     if place is None:
         others = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
         if name not in others:
             known = ", ".join(sorted({*BACKENDS, *others}))
-            raise BackendUnavailable(f"no backend {name!r}; there is: {known}")
+            raise BackendUnavailable(f"no backend {name!r}; there is: {known}, and servers by URL (https://HOST:PORT)")
         return others[name].load()()
+    return _find(place)()
+
+
+def _find(place: str) -> Callable[..., Backend]:
     module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)()
+    return getattr(importlib.import_module(module), attribute)

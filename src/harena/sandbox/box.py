@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from harena.errors import BoxClosed, SpecError
 from harena.sandbox import backend as backends
@@ -22,7 +23,13 @@ from harena.sandbox.alarm import ALARM
 from harena.sandbox.backend import Conversation, Programs, Stop
 from harena.sandbox.files import MAX_ENTRIES, Files, Snapshot
 from harena.sandbox.process import Process
-from harena.sandbox.spec import MB, Clocks, FileInfo, Limits, Result, Spec
+from harena.sandbox.shell import Shell
+from harena.sandbox.spec import MB, Clocks, FileInfo, Limits, Result, Spec, given_or_default
+
+if TYPE_CHECKING:
+    from harena.journal import Journal
+    from harena.sandbox.border.observed import Observer
+    from harena.sandbox.network import Network, NetworkReport
 
 MAX_FORKS = 32
 
@@ -47,20 +54,36 @@ def _touches(method: Callable[Concatenate[Sandbox, P], T]) -> Callable[Concatena
 class Sandbox:
     def __init__(
         self,
-        spec: Spec | None = None,
+        spec: Spec | str | None = None,
         *,
+        image: str | None = None,
         backend: str = "local",
+        token: str | None = None,
         limits: Limits | None = None,
         clocks: Clocks | None = None,
+        journal: str | os.PathLike[str] | Journal | None = None,
     ) -> None:
-        self.spec = spec or Spec()
-        self.limits = limits or Limits()
-        self.clocks = clocks or Clocks()
-        made = backends.load(backend).create(self.spec, limits=self.limits, start_s=self.clocks.start_s)
+        """`Sandbox("https://host:8700", token=…)` is a box on a server; with a spec, give the URL as `backend`.
+        journal: record everything that crosses the border of the box, in this new file or a new file of this folder."""
+        spec, backend = backends.where(spec, backend)
+        if spec is not None and image is not None:
+            raise SpecError("image: give it in the spec, or alone")
+        self.spec = given_or_default("spec", spec, Spec) if image is None else Spec(image=image)
+        self.limits = given_or_default("limits", limits, Limits)
+        self.clocks = given_or_default("clocks", clocks, Clocks)
+        made = backends.load(backend, token).create(self.spec, limits=self.limits, start_s=self.clocks.start_s)
         self._set_up(made, parent=None)
+        if journal is not None:
+            try:
+                self.record(journal)
+            except BaseException:
+                self.close()
+                raise
 
     def _set_up(self, box: backends.Box, *, parent: Sandbox | None) -> None:
         self.id = box.id
+        self.isolation = getattr(box, "isolation", "full")
+        """The isolation tier of this box."""
         self.lineage: tuple[str, ...] = () if parent is None else (*parent.lineage, parent.id)
         """The ids of the boxes this one was forked from, the oldest first."""
         self.left_behind = 0
@@ -74,6 +97,41 @@ class Sandbox:
         self._closed: str | None = None
         self._owner = os.getpid()
         self._start_clocks()
+
+    # ---- observers ----
+
+    def record(self, journal: str | os.PathLike[str] | Journal) -> Journal:
+        """Record what crosses the border of the box from now on. See `journal` of the constructor."""
+        from harena.sandbox.border.journaling import JournalObserver, open_journal
+
+        if self.journal is not None:
+            raise SpecError(f"box {self.id} has the journal {self.journal.path} already")
+        opened = open_journal(journal, self.id)
+        self.observe(JournalObserver(opened, self.id, self.spec, self.limits))
+        return opened
+
+    def observe(self, observer: Observer) -> None:
+        """Show the observer everything that crosses the border of the box from now on."""
+        from harena.sandbox.border.observed import ObservedBox
+
+        self._box = ObservedBox(self._box, observer)
+        self._files = Files(self._box.ask_files)
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Those of `observe` and `record`, the latest first."""
+        found: list[Observer] = []
+        box: Any = self._box
+        while (observer := getattr(box, "observer", None)) is not None:
+            found.append(observer)
+            box = box.inner
+        return tuple(found)
+
+    @property
+    def journal(self) -> Journal | None:
+        """The journal of the box, if it has one."""
+        observers: tuple[Any, ...] = self.observers
+        return next((one.journal for one in observers if hasattr(one, "journal")), None)
 
     # ---- commands ----
 
@@ -90,7 +148,7 @@ class Sandbox:
     ) -> Result:
         """Run a command to its end. Processes that it left running end with it; use `start` to keep them. With `stop`,
         another thread can end it; the same holds for `run` and `call`."""
-        _check_command(argv, env, cwd)
+        check_command(argv, env, cwd)
         limits = limits or self.limits
         return self._box.exec(argv, stdin=stdin, env=env or {}, cwd=cwd or "", limits=limits, stop=stop)
 
@@ -107,9 +165,27 @@ class Sandbox:
         cols: int = 80,
     ) -> Process:
         """Start a command and return at once. With `pty` it has a terminal, and stderr is part of stdout."""
-        _check_command(argv, env, cwd)
+        check_command(argv, env, cwd)
         limits = limits or self.limits
         return self._box.start(argv, env=env or {}, cwd=cwd or "", limits=limits, pty=pty, rows=rows, cols=cols)
+
+    @_touches
+    def shell(
+        self,
+        argv: Sequence[str] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+    ) -> Shell:
+        """Start a shell that keeps its variables, functions, working folder and background jobs from one
+        `Shell.exec` to the next: the one that the image names (SHELL), else bash, or sh where there is none. `limits`
+        apply to the shell with all its jobs, but `wall_s` and `output_bytes` to each command."""
+        of_image = getattr(self._box, "shell_of_image", ())
+        make: Callable[..., Shell] = getattr(self._box, "observed_shell", Shell)
+        return make(
+            self, self._files.head, argv=argv, of_image=of_image, env=env or {}, cwd=cwd, limits=limits or self.limits
+        )
 
     # ---- Python ----
 
@@ -131,14 +207,18 @@ class Sandbox:
         stop: Stop | None = None,
     ) -> Result:
         """Call a function that source defines, in a new process, with JSON arguments. `value` is its result."""
-        if not name.isidentifier():
-            raise SpecError(f"call {name!r}: not the name of a function")
+        check_call(name)
         return self._box.call(source, name, args, kwargs or {}, limits=limits or self.limits, stop=stop)
 
     @_touches
-    def programs(self) -> Programs:
-        """Run many programs in parallel, for the pool. Meanwhile the box can be used for nothing else."""
-        return self._box.programs()
+    def programs(self, observer: Observer | None = None) -> Programs:
+        """Run many programs in parallel, for the pool. Meanwhile the box can be used for nothing else. The observer
+        sees these programs alone."""
+        if observer is None:
+            return self._box.programs()
+        from harena.sandbox.border.observed import ObservedBox
+
+        return ObservedBox(self._box, observer).programs()
 
     @_touches
     def converse(self, source: str, *, limits: Limits | None = None) -> Conversation:
@@ -146,6 +226,14 @@ class Sandbox:
         5 in the box, with `send` and `receive` outside. The caller must enforce the clocks of `limits` and end the
         process with `Conversation.end`. Returns before the process exists: `Conversation.met` waits for it."""
         return self._box.converse(source, limits=limits or self.limits)
+
+    @_touches
+    def converse_with(self, argv: Sequence[str], *, cpus: set[int], limits: Limits | None = None) -> Conversation:
+        """Run a command of an image in the same way: what it reads from stdin is what `send` sends, what it writes to
+        stdout is what `receive` returns, in any pieces, and stderr is its log. It is bound to `cpus` before it runs.
+        Needs a box from an image."""
+        check_command(argv, None, None)
+        return self._box.converse_with(argv, limits=limits or self.limits, cpus=cpus)
 
     # ---- forks ----
 
@@ -165,6 +253,32 @@ class Sandbox:
         box._set_up(forked.box, parent=self)
         box.left_behind = forked.left_behind
         return box
+
+    # ---- network ----
+
+    @_touches
+    def set_network(self, network: Network | None) -> None:
+        """Replace what the box may reach, with caps that count from now on; None closes its network. Connections that
+        are no longer allowed are cut before this returns. The box must have been created with a network
+        (`Spec.network`); `Network()` allows nothing. Forks keep the network that their parent had."""
+        if self.spec.network is None:
+            raise SpecError(
+                "set_network: the box was created without one; give Spec(network=Network()) to open it later"
+            )
+        self._box.set_network(network)
+
+    @_touches
+    def network_report(self) -> NetworkReport:
+        """Return what the box did with its network since it was created, and which attempts were refused."""
+        return self._box.network_report()
+
+    @_touches
+    def connect(self, port: int, *, timeout_s: float = 10.0) -> socket.socket:
+        """Return a socket that is connected to a port on the box's loopback interface. The box needs no network for
+        it. Raises OSError if nothing listens there. What comes from the socket is the guest's."""
+        if isinstance(port, bool) or not 1 <= port <= 65535:
+            raise SpecError(f"connect({port!r}): a port is from 1 to 65535")
+        return self._box.connect(port, timeout_s)
 
     # ---- files ----
 
@@ -229,6 +343,16 @@ class Sandbox:
         return self._closed is None and self._box.alive
 
     @property
+    def leaving(self) -> bool:
+        """True if the box works, but its node shall get no more work: it was taken from the list, or is stopping."""
+        return bool(getattr(self._box, "leaving", False))
+
+    @property
+    def node(self) -> str:
+        """The node that has the box, where there are several; else empty."""
+        return str(getattr(self._box, "node", ""))
+
+    @property
     def closed(self) -> bool:
         return self._closed is not None
 
@@ -277,7 +401,12 @@ class Sandbox:
             ALARM.at(now + idle, lambda: _close_when_idle(this, idle))
 
 
-def _check_command(argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None) -> None:
+def check_call(name: str) -> None:
+    if not name.isidentifier():
+        raise SpecError(f"call {name[:80]!r}: not the name of a function")
+
+
+def check_command(argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None) -> None:
     words: Sequence[Any] = argv  # a caller without a type checker may hand over anything
     if isinstance(argv, str) or not argv or not all(isinstance(word, str) and "\0" not in word for word in words):
         raise SpecError("argv: a non-empty list of words without NUL bytes; for a shell line use ['sh', '-c', line]")

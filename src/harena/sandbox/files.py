@@ -3,6 +3,8 @@
 A snapshot is plain data on the host: the metadata of each path, and contents by digest. Taking one reads all metadata
 and the contents of files that changed since the last one; restoring sends only differences. Data larger than one
 message is sent in pieces, and holes of sparse files are neither sent nor filled.
+
+One file, however long: reading, writing and snapshots use the same pieces, sizes and checks of paths.
 """
 
 from __future__ import annotations
@@ -116,6 +118,17 @@ class Files:
         if not 0 <= max_bytes <= MAX_FILE:
             raise SpecError(f"max_bytes={max_bytes}: from 0 to {MAX_FILE}")
         return self._read(workspace_path(path), Room(max_bytes), path)
+
+    def head(self, path: str, max_bytes: int) -> bytes:
+        """Return the beginning of a file."""
+        parts: list[bytes] = []
+        for start in range(0, max_bytes, BATCH):
+            end = min(max_bytes, start + BATCH)
+            _, data = self._read_ranges(workspace_path(path), [(start, end)], path, insist=False)
+            parts.append(data)
+            if len(data) < end - start:
+                break
+        return b"".join(parts)
 
     def write(self, path: str, data: bytes, mode: int) -> None:
         where, token = workspace_path(path), next(self._tokens)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import select
 import signal as signals
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -34,7 +35,7 @@ class Written:
     """The end of its standard error, where the verdict looks for error messages."""
 
 
-class Control(Protocol):
+class ProcessControl(Protocol):
     """The backend's side of a process. The streams are descriptors of the host."""
 
     def signal(self, number: int) -> None:
@@ -55,7 +56,7 @@ class Control(Protocol):
 class Budget:
     """Bytes that a process may still write to both streams together. Writing more ends the process."""
 
-    def __init__(self, control: Control, left: int) -> None:
+    def __init__(self, control: ProcessControl, left: int) -> None:
         self._control = control
         self.left = left
         self.over = False
@@ -85,6 +86,9 @@ class Stream:
         os.set_blocking(fd, False)
         self._owner = owner.register(self)
 
+    tap: Callable[[bytes], object] | None = None
+    """Called with what comes from the process, once."""
+
     def read(self, max_bytes: int = CHUNK, timeout_s: float | None = None) -> bytes:
         """Return some bytes as soon as there are any; b"" at the end. Raises TimeoutError if none came in time."""
         owner.check(self._owner, "the process")
@@ -108,6 +112,8 @@ class Stream:
                 self.close()
             data = data[: self._budget.take(len(data))]
             self.tail = (self.tail + data[-TAIL:])[-TAIL:]
+            if self.tap is not None:
+                self.tap(data)
             return data
         return b""
 
@@ -135,7 +141,7 @@ class Process:
 
     def __init__(
         self,
-        control: Control,
+        control: ProcessControl,
         limits: Limits,
         what: str,
         *,
@@ -162,9 +168,22 @@ class Process:
         """Descriptor for input. A terminal has one descriptor for both directions."""
         return self.stdout.fileno() if self._pty else self._pipe
 
+    _on_write: Callable[[str, bytes], object] | None = None
+    _on_end: Callable[[Result | None], object] | None = None
+
+    def observe(self, piece: Callable[[str, bytes], object], ended: Callable[[Result | None], object]) -> None:
+        """Call `piece` with the name and the bytes of every stream, and `ended` with the result; None if nobody waited
+        for it."""
+        self._on_write, self._on_end = piece, ended
+        self.stdout.tap = functools.partial(piece, "stdout")
+        if self.stderr is not None:
+            self.stderr.tap = functools.partial(piece, "stderr")
+
     def write(self, data: bytes) -> None:
         """Write to stdin. Raises BrokenPipeError if the process no longer reads."""
         owner.check(self._owner, self._what)
+        if self._on_write is not None:
+            self._on_write("stdin", data)
         view = memoryview(data)
         while view:
             fd = self._stdin
@@ -237,6 +256,8 @@ class Process:
                 self.kill()
                 self._control.forget()
         self._closed = True
+        if self._on_end is not None:
+            self._on_end(self._result)
         self.close_stdin()
         self.stdout.close()
         if self.stderr is not None:

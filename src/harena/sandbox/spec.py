@@ -8,15 +8,23 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harena.errors import SpecError
+from harena.sandbox.requirements import checked_requirements
+
+if TYPE_CHECKING:
+    from harena.sandbox.network import Network, NetworkReport
+
+T = TypeVar("T")
 
 KB = 1024
 MB = 1024 * KB
 
 ALLOWANCES = ("ptrace", "netlink")
 """What `Spec.allow` may name: see docs/adr/0013-debuggers-and-netlink.md."""
+
+ISOLATIONS = ("full", "restricted", "best")
 
 WORKSPACE = "/workspace"
 """Where a box keeps its files; relative paths of the API start here."""
@@ -125,6 +133,10 @@ class Spec:
     packages: tuple[str, ...] = ()
     """Installed packages of the interpreter that runs Harena which the box may import, together with their
     requirements."""
+    requirements: tuple[str, ...] = ()
+    """Packages to install from the package index of the host, such as "numpy>=2" or "httpx[http2]==0.28.1". They are
+    installed once, in a box, and kept; every box with the same list shows them read-only, ahead of the packages of its
+    interpreter. `parse_requirements` reads a requirements.txt."""
     preload: tuple[str, ...] = ()
     """Modules that the warm interpreter imports before any program runs."""
     paths: tuple[str, ...] = ()
@@ -133,15 +145,50 @@ class Spec:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     rootfs: str | None = None
     """A folder with a root file system to use instead of the host's /usr."""
+    image: str | None = None
+    """An OCI image to use as a writable root, by reference ("python:3.12-slim"). It is pulled if it is not stored yet.
+    Its environment, working directory and user apply; changes are the box's own."""
+    pull: bool = True
+    """False: an image that is not stored is an error, and nothing is sent to a registry."""
+    root_mb: int = 1024
+    """How much a box from an image may change or add outside of /workspace and /tmp."""
+    user: str | None = None
+    """User of a box from an image, by name or number, instead of the one that the image names."""
+    ids: str = "any"
+    """User ids of a box from an image: "full" demands all of them, "any" accepts a single one with ownership emulated
+    where the host grants no more. `Capabilities.ids` says what this host has."""
     workspace_mb: int = 64
     """Size of /workspace, and of /tmp."""
     hostname: str = "box"
+    isolation: str = field(default_factory=lambda: default_isolation())
+    """Isolation tier: "full" (namespaces; refused where the host has none), "restricted" (no namespaces, as in a usual
+    container; see docs/isolation.md for what it does not cover), or "best" (full where possible, else restricted).
+    HARENA_ISOLATION changes the default."""
     allow: tuple[str, ...] = ()
     """Additional permissions for commands of this box: "ptrace" (gdb, strace, leak sanitizers) and "netlink" (to read
     the box's own interfaces and routes). Each exposes more of the kernel; Python programs never get them."""
+    network: Network | None = None
+    """What the box may reach over the network; None: nothing, and no network can be opened later."""
+
+    gpus: int | str | tuple[str, ...] = 0
+    """NVIDIA GPUs of the box: how many, "all", or the numbers of some, as ("0", "2"). The driver then answers the
+    guest, which is a large part of the kernel: see docs/threat-model.md."""
 
     def __post_init__(self) -> None:
+        self._check_gpus()
         _whole("workspace_mb", self.workspace_mb, 1, 1 << 20)
+        _whole("root_mb", self.root_mb, 1, 1 << 20)
+        if self.ids not in ("any", "full"):
+            raise SpecError(f"ids {self.ids!r}: there is any and full")
+        if self.image is None and (self.user is not None or self.ids != "any" or not self.pull):
+            raise SpecError("user, ids, pull: only a box from an image has them")
+        if self.image is not None and (self.rootfs is not None or self.packages or self.python is not None):
+            raise SpecError("image: it brings its own files and its own Python; leave rootfs, packages and python out")
+        object.__setattr__(self, "requirements", checked_requirements(self.requirements))
+        if self.requirements and (self.image is not None or self.rootfs is not None):
+            raise SpecError("requirements: a box from an image or a rootfs brings its packages; install them there")
+        if self.image is not None and (not self.image or "\0" in self.image):
+            raise SpecError("image: empty, or with a NUL byte")
         for field_name in ("packages", "preload", "paths", "mounts", "allow"):
             if not isinstance(getattr(self, field_name), tuple | list):
                 raise SpecError(f"{field_name}: give a tuple, also for a single one")
@@ -154,11 +201,29 @@ class Spec:
         for name in self.preload:
             if not all(part.isidentifier() for part in name.split(".")):
                 raise SpecError(f"preload {name!r}: not a module name")
+        if self.isolation not in ISOLATIONS:
+            raise SpecError(f"isolation {self.isolation!r}: there is {', '.join(ISOLATIONS)}")
         for name in self.allow:
             if name not in ALLOWANCES:
                 raise SpecError(f"allow {name!r}: there is {' and '.join(ALLOWANCES)}")
+        if self.network is not None:
+            from harena.sandbox.network import Network
+
+            if not isinstance(self.network, Network):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise SpecError("network: give a Network, such as Network(allow=['packages.example:443'])")
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?", self.hostname):
             raise SpecError(f"hostname {self.hostname[:80]!r}: 1 to 63 ASCII letters, digits, dots and hyphens")
+
+    def _check_gpus(self) -> None:
+        if isinstance(self.gpus, list):
+            object.__setattr__(self, "gpus", tuple(self.gpus))
+        if isinstance(self.gpus, tuple):
+            is_good = all(isinstance(name, str) and re.fullmatch("[0-9]{1,3}", name) for name in self.gpus)  # pyright: ignore[reportUnnecessaryIsInstance]
+            is_good = is_good and len(set(self.gpus)) == len(self.gpus)
+        else:
+            is_good = self.gpus == "all" or (type(self.gpus) is int and 0 <= self.gpus <= 64)
+        if not is_good:
+            raise SpecError(f"gpus={self.gpus!r:.80}: expected a number, 'all', or numbers of GPUs such as ('0', '2')")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +254,12 @@ class Result:
     """What `call` returned, as JSON data."""
     started: bool = True
     """False: there was no such command, or it could not be executed."""
+    network: NetworkReport | None = None
+    """What the box did with its network meanwhile, and the attempts that were refused; only with `Spec.network`."""
+    ids: str = ""
+    """User ids of a box from an image: "full", or "single" where ownership was emulated."""
+    isolation: str = "full"
+    """The isolation tier that it ran in: "full" or "restricted"."""
 
     @property
     def ok(self) -> bool:
@@ -197,6 +268,8 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
         data["verdict"] = self.verdict.value
+        if self.network is None:
+            del data["network"]
         data["stdout"] = self.stdout.decode("utf-8", "replace")
         data["stderr"] = self.stderr.decode("utf-8", "replace")
         return data
@@ -214,6 +287,24 @@ class FileInfo:
     mtime_ns: int
     target: str | None = None
     """Target of a symlink, as written."""
+
+
+def given_or_default(name: str, value: T | None, kind: type[T]) -> T:
+    """Return the value of an argument, or the default of its kind. Anything else is refused."""
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        hint = "; for an image, give image=NAME" if kind is Spec and isinstance(value, str) else ""
+        raise SpecError(f"{name}: expected a {kind.__name__}, not {value!r:.80}{hint}")
+    return value
+
+
+def default_isolation() -> str:
+    """Isolation tier of a spec that names none."""
+    wanted = os.environ.get("HARENA_ISOLATION") or "full"
+    if wanted not in ISOLATIONS:
+        raise SpecError(f"HARENA_ISOLATION={wanted}: there is {', '.join(ISOLATIONS)}")
+    return wanted
 
 
 def workspace_path(path: str) -> str:

@@ -1,6 +1,6 @@
 """What holds for every test: `root` tests skip for other users, and under HARENA_REQUIRE_ALL=1 a skip is a failure.
 
-Two skips stay skips: one whose reason starts with "host:", a thing that no package would bring, and a `docker` test.
+A skip whose reason starts with "host:", a thing that no package would bring, stays a skip.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if not hasattr(report, "wasxfail") and not item.get_closest_marker("docker"):
+    if not hasattr(report, "wasxfail"):
         fail_if_skipped(report)
     return report
 

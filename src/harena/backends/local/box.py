@@ -3,12 +3,17 @@
 Guarantees: after `close` nothing of the box is left; guest failures are values, platform failures are exceptions. Any
 method may be called from any thread; runs of the interpreter take turns. A box and its forks form a lineage and share
 one enclosure.
+
+One file, however long: every verb takes the box's locks and must leave the lineage as `close` expects it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -17,7 +22,7 @@ import struct
 import termios
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from harena.backends.local import interpreter as interpreters
@@ -26,11 +31,13 @@ from harena.backends.local.channel import Channel, NoAnswer
 from harena.backends.local.conversation import LocalConversation
 from harena.backends.local.interpreter import Interpreter
 from harena.backends.local.programs import Lane, limit_fields, piece
-from harena.errors import BoxError, BoxLost, Retry, WireError
+from harena.errors import BoxError, BoxLost, Retry, SpecError, Unsupported, WireError
+from harena.network.gateway import Gateway
 from harena.sandbox import owner
 from harena.sandbox.backend import Forked, Stop
+from harena.sandbox.network import Network, NetworkReport
 from harena.sandbox.process import Process, Written
-from harena.sandbox.spec import MB, WORKSPACE, Limits, Result, Spec
+from harena.sandbox.spec import MB, Limits, Result, Spec
 
 GRACE_S = 30.0
 """How much longer than the guest's own limit the host waits for the box's report."""
@@ -42,12 +49,25 @@ TERMINAL = "xterm-256color"
 """Default TERM for commands with a terminal, which nearly all software supports."""
 
 
+class HasShell(Protocol):
+    """The root of a box from an image, as far as boxes know it."""
+
+    @property
+    def shell(self) -> tuple[str, ...]: ...
+
+
 class Enclosure(Protocol):
     """Namespaces with an init and, once it is needed, a warm Python: see `launch`."""
 
     id: str
+    isolation: str
+    """Its tier, which every result names."""
     env: dict[str, str]
     """Environment variables of guests."""
+    cwd: str
+    """Folder in which commands start."""
+    ids: str
+    """User ids of a box from an image: full or single."""
 
     @property
     def init(self) -> Channel:
@@ -56,7 +76,21 @@ class Enclosure(Protocol):
 
     @property
     def python(self) -> Channel:
-        """Channel to the zygote, which runs Python: Kind.PROGRAM and Kind.SERVER. Started on first use."""
+        """Channel to the zygote, a warm Python of the host that becomes the file server. Started on first use."""
+        ...
+
+    @property
+    def runner(self) -> Channel:
+        """Channel to the process that runs the guest's Python: Kind.PROGRAM and Kind.SERVER."""
+        ...
+
+    @property
+    def image(self) -> HasShell | None:
+        """The root of a box from an image."""
+        ...
+
+    def loops(self) -> Sequence[Channel]:
+        """Channels to the processes that may know views."""
         ...
 
     def close(self) -> None:
@@ -95,21 +129,45 @@ class Lineage:
 
 class LocalBox:
     def __init__(
-        self, lineage: Lineage, *, spec: Spec, limits: Limits, view: int = 0, interpreter: Interpreter | None = None
+        self,
+        lineage: Lineage,
+        *,
+        spec: Spec,
+        limits: Limits,
+        view: int = 0,
+        interpreter: Interpreter | None = None,
+        network: Network | None = None,
+        holder: int = 0,
     ) -> None:
         self.id = lineage.enclosure.id if view == 0 else f"{lineage.enclosure.id}.{view}"
+        self.isolation = lineage.enclosure.isolation
+        image = lineage.enclosure.image
+        self.shell_of_image = () if image is None else image.shell
+        """Command with which the image runs lines of a shell."""
         self._spec = spec
         self._limits = limits
         self._lineage = lineage
         self._view = view
+        self._holder = holder
+        """Process in the box that holds the view's namespaces, where the zygote does not know it yet."""
         self._interpreter = interpreter
         self._files: Channel | None = None
         self._processes: weakref.WeakSet[Process] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._run_lock = threading.RLock()
-        self._owned: list[Interpreter | Channel] = [] if interpreter is None else [interpreter]
+        self._files_lock = threading.RLock()
+        """Keeps requests to the file server of a box from an image apart from forks."""
+        self._views = [view]
+        """All views that the box has lived in."""
+        self._owned: list[Interpreter | Channel | Gateway] = [] if interpreter is None else [interpreter]
         self._owner = os.getpid()
-        self._finalizer = weakref.finalize(self, _let_go, self._owner, lineage, view, self._owned)
+        self._gateway: Gateway | None = None
+        self._network = network
+        if spec.network is not None:
+            make_socket = functools.partial(_make_socket, lineage.enclosure.init, view, True)
+            self._gateway = Gateway(network, make_socket, f"box {self.id}")
+            self._owned.append(self._gateway)
+        self._finalizer = weakref.finalize(self, _let_go, self._owner, lineage, self._views, self._owned)
 
     @property
     def _init(self) -> Channel:
@@ -118,6 +176,10 @@ class LocalBox:
     @property
     def _python(self) -> Channel:
         return self._lineage.enclosure.python
+
+    @property
+    def _runner(self) -> Channel:
+        return self._lineage.enclosure.runner
 
     # ---- commands ----
 
@@ -132,8 +194,15 @@ class LocalBox:
         stop: Stop | None,
     ) -> Result:
         spawn = self._command(argv, env, cwd, limits, wire.Flag.CAPTURE, stdin=stdin)
+        reported = self._reporter()
         frame = _request(self._init, spawn, limits, stop)
-        return outcome.result_of(outcome.done_of(frame, self.id), limits, what=argv[0])
+        return self._named(reported(outcome.result_of(outcome.done_of(frame, self.id), limits, what=argv[0])))
+
+    def _named(self, result: Result) -> Result:
+        """The result, with the tier of the box, and the ids of a box from an image."""
+        ids = self._lineage.enclosure.ids
+        result = outcome.marked(result, self.isolation)
+        return dataclasses.replace(result, ids=ids) if ids else result
 
     def start(
         self,
@@ -151,6 +220,7 @@ class LocalBox:
         flags = wire.Flag.NOTIFY | (wire.Flag.PTY if pty else wire.Flag(0))
         spawn = self._command(argv, env, cwd, limits, flags, rows=rows, cols=cols)
         init = self._init
+        reported = self._reporter()
         with contextlib.ExitStack() as theirs:
             ours: list[int] = []
             fds: list[int] = []
@@ -174,7 +244,14 @@ class LocalBox:
         else:
             for fd in frame.fds:
                 os.close(fd)  # nobody asked for any
-        control = _Command(init, id, limits, argv[0], terminal=ours[0] if pty else -1)
+        control = _Command(
+            init,
+            id,
+            limits,
+            argv[0],
+            terminal=ours[0] if pty else -1,
+            reported=lambda result: self._named(reported(result)),
+        )
         process = Process(
             control, limits, argv[0], stdin=ours[0], stdout=ours[1], stderr=None if pty else ours[2], pty=pty
         )
@@ -199,7 +276,7 @@ class LocalBox:
             flags=flags,
             argv=tuple(map(os.fsencode, argv)),
             env=tuple(os.fsencode(f"{name}={value}") for name, value in given.items()),
-            cwd=os.fsencode(os.path.join(WORKSPACE, cwd)),
+            cwd=os.fsencode(os.path.join(self._lineage.enclosure.cwd, cwd)),
             stdin=stdin,
             profile=wire.Profile.SESSION,
             view=self._view,
@@ -218,7 +295,8 @@ class LocalBox:
             with contextlib.nullcontext() if stop is None else stop.ends(interpreter.kill):
                 if not interpreter.alive:
                     raise BoxError("the run was stopped before it began", retry=Retry.SAFE)
-                return interpreter.run(source, limits)
+                reported = self._reporter()
+                return self._named(reported(interpreter.run(source, limits)))
 
     def call(
         self,
@@ -232,11 +310,13 @@ class LocalBox:
     ) -> Result:
         payload = programs.call_payload(source, name, args, kwargs)
         spawn = programs.spawn(payload, limits, fresh_mb=None, view=self._view, answer_bytes=limits.output_bytes)
-        frame = _request(self._python, spawn, limits, stop)
-        return programs.call_result(outcome.done_of(frame, self.id), limits, name)
+        reported = self._reporter()
+        frame = _request(self._runner, spawn, limits, stop)
+        return self._named(reported(programs.call_result(outcome.done_of(frame, self.id), limits, name)))
 
     def programs(self) -> Lane:
-        return Lane(self._python, self.id, self._spec.workspace_mb)
+        enclosure = self._lineage.enclosure
+        return Lane(self._runner, self.id, self._spec.workspace_mb, isolation=self.isolation, ids=enclosure.ids)
 
     def _live_interpreter(self) -> Interpreter:
         if self._interpreter is None or not self._interpreter.alive:
@@ -244,7 +324,7 @@ class LocalBox:
         return self._interpreter
 
     def _start_interpreter(self) -> Interpreter:
-        python = self._python
+        python = self._runner
         ours, theirs = socket.socketpair()
         out, err = os.pipe(), os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -293,14 +373,27 @@ class LocalBox:
             payload=payload,
             **fields,
         )
-        return LocalConversation.start(self._python, spawn, limits, self.id)
+        return LocalConversation.start(self._runner, spawn, limits, self.id, self.isolation)
+
+    def converse_with(self, argv: Sequence[str], *, limits: Limits, cpus: set[int]) -> LocalConversation:
+        if self._lineage.enclosure.image is None:
+            raise Unsupported("converse_with: only in a box from an image")
+        spawn = self._command(argv, {}, "", limits, wire.Flag.NOTIFY | wire.Flag.FRESH_FS)
+        spawn = dataclasses.replace(
+            spawn, profile=wire.Profile.TALK, fs_bytes=self._spec.workspace_mb * MB, wall_ns=0, cpu_ns=0, output=0
+        )
+        return LocalConversation.start_command(self._init, spawn, limits, self.id, self.isolation, cpus)
 
     # ---- forks ----
 
     def fork(self, count: int) -> list[Forked]:
         with self._run_lock:
-            interpreter = self._live_interpreter()
             running = sum(not process.ended for process in list(self._processes))
+            if self._lineage.enclosure.image is not None and self._spec.network is not None:
+                raise Unsupported("fork: a box from an image that has a network cannot be forked")
+            if self._lineage.enclosure.image is not None and (self._interpreter is None or not self._interpreter.alive):
+                return [Forked(box, running) for box in self._fork_files(count)]
+            interpreter = self._live_interpreter()
             forks: list[_Fork] = []
             boxes: list[LocalBox] = []
             try:
@@ -315,11 +408,66 @@ class LocalBox:
                 raise
             return [Forked(box, others + running) for box in boxes]
 
+    def _fork_files(self, count: int) -> list[LocalBox]:
+        """Fork a box from an image in which no interpreter runs, also where the image has none: the files are all that
+        there is to copy. If nothing else runs in the box, its changes become a layer that it shares with its forks."""
+        boxes: list[LocalBox] = []
+        with self._files_lock:
+            self._freeze()
+            try:
+                for _ in range(count):
+                    view = self._lineage.join()
+                    try:
+                        pid = self._make_view(view, over=False)
+                    except BaseException:
+                        self._lineage.leave(view)
+                        raise
+                    boxes.append(LocalBox(self._lineage, spec=self._spec, limits=self._limits, view=view, holder=pid))
+            except BaseException:
+                for box in boxes:
+                    box.close()
+                raise
+        return boxes
+
+    def _make_view(self, view: int, *, over: bool) -> int:
+        spawn = wire.Spawn(
+            kind=wire.Kind.VIEW,
+            flags=wire.Flag.NOTIFY,
+            fs_bytes=self._spec.workspace_mb * MB,
+            view=self._view,
+            ahead=view,
+            records=int(over),
+        )
+        return self._started(self._init.request(wire.Op.SPAWN, spawn.encode(), timeout_s=GRACE_S))
+
+    def _freeze(self) -> None:
+        """Continue in another view, on top of what was changed so far. Where that is not possible, because something
+        runs or because it was done too often, forks copy what was changed."""
+        try:
+            view = self._lineage.join()
+        except BoxError:
+            return
+        try:
+            self._holder = self._make_view(view, over=True)
+        except BoxError:
+            self._lineage.leave(view)
+            return
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+        self._view = view
+        self._views.append(view)
+        # A request that another thread has just sent may still name the view before this one.
+        for old in [old for old in self._views[:-2] if old]:
+            self._close_view(old)
+            self._views.remove(old)
+            self._lineage.leave(old)
+
     def _announce_fork(self, fork: _Fork, interpreter: Interpreter) -> None:
         try:
             body = struct.pack("<II", interpreter.job, fork.view)
-            fork.job = self._python.post(wire.Op.ALLOW_FORKS, body, fork.theirs)
-            frame = self._python.wait(fork.job, GRACE_S)
+            fork.job = self._runner.post(wire.Op.ALLOW_FORKS, body, fork.theirs)
+            frame = self._runner.wait(fork.job, GRACE_S)
             if frame.op != wire.Op.PONG:
                 outcome.done_of(frame, self.id)
         finally:
@@ -328,14 +476,14 @@ class LocalBox:
     def _give_up_forks(self, forks: list[_Fork], boxes: list[LocalBox], job: int) -> None:
         """Undo all forks if one is missing: remove those that were announced, cloned or created."""
         with contextlib.suppress(BoxLost):
-            self._python.request(wire.Op.CANCEL_FORKS, wire.U32.pack(job))
+            self._runner.request(wire.Op.CANCEL_FORKS, wire.U32.pack(job))
         for box in boxes:
             box.close()
         for fork in forks:
             fork.drop()
 
     def _has_started(self, fork: _Fork) -> bool:
-        if fork.pid == 0 and (frame := self._python.check(fork.job)) is not None:
+        if fork.pid == 0 and (frame := self._runner.check(fork.job)) is not None:
             fork.pid = self._started(frame)
         return fork.pid != 0
 
@@ -347,20 +495,73 @@ class LocalBox:
 
     def _adopt_fork(self, fork: _Fork) -> LocalBox:
         try:
-            pid = fork.pid or self._started(self._python.wait(fork.job, interpreters.ANSWER_S))
+            pid = fork.pid or self._started(self._runner.wait(fork.job, interpreters.ANSWER_S))
         except NoAnswer:
             raise BoxLost("the interpreter says that it was forked, and no fork came up") from None
         answer = self._init.request(wire.Op.VIEW, struct.pack("<II", fork.view, pid))
         if answer.op != wire.Op.PONG:
             outcome.done_of(answer, self.id)
-        interpreter = Interpreter(self._python, fork.job, self._limits, fork.sock, *fork.outputs)
-        box = LocalBox(self._lineage, spec=self._spec, limits=self._limits, view=fork.view, interpreter=interpreter)
+        interpreter = Interpreter(self._runner, fork.job, self._limits, fork.sock, *fork.outputs)
+        box = LocalBox(
+            self._lineage,
+            spec=self._spec,
+            limits=self._limits,
+            view=fork.view,
+            interpreter=interpreter,
+            network=self._network,
+            holder=pid if self._lineage.enclosure.image is not None else 0,
+        )
         fork.adopted = True
         return box
+
+    # ---- network ----
+
+    def set_network(self, network: Network | None) -> None:
+        if self._gateway is None:
+            raise SpecError("set_network: the box was created without a network")
+        self._network = None  # what a fork gets, if this fails
+        self._gateway.set(network)
+        self._network = network
+
+    def network_report(self) -> NetworkReport:
+        return NetworkReport() if self._gateway is None else self._gateway.report()
+
+    def connect(self, port: int, timeout_s: float) -> socket.socket:
+        try:
+            return self._connect(socket.AF_INET, "127.0.0.1", port, timeout_s)
+        except ConnectionRefusedError as refused:
+            try:  # "localhost" is this one for some servers
+                return self._connect(socket.AF_INET6, "::1", port, timeout_s)
+            except OSError:
+                raise refused from None
+
+    def _connect(self, family: int, host: str, port: int, timeout_s: float) -> socket.socket:
+        sock = _make_socket(self._init, self._view, False, family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect((host, port))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _reporter(self) -> Callable[[Result], Result]:
+        """Return a function that adds to a result what the network did from now until it is called."""
+        gateway = self._gateway
+        if gateway is None:
+            return lambda result: result
+        watch = gateway.watch()
+        return lambda result: dataclasses.replace(result, network=gateway.report(watch))
 
     # ---- files ----
 
     def ask_files(self, message: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        if self._lineage.enclosure.image is None:
+            return self._ask_files(message, data)
+        with self._files_lock:
+            return self._ask_files(message, data)
+
+    def _ask_files(self, message: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         with self._lock:
             if self._files is None:
                 self._files = self._start_file_server()
@@ -373,6 +574,11 @@ class LocalBox:
 
     def _start_file_server(self) -> Channel:
         python = self._python
+        if self._holder:
+            answer = python.request(wire.Op.VIEW, struct.pack("<II", self._view, self._holder))
+            if answer.op != wire.Op.PONG:
+                outcome.done_of(answer, self.id)
+            self._holder = 0
         ours, theirs = socket.socketpair()
         null = os.open(os.devnull, os.O_RDWR)
         limits = Limits(processes=2, open_files=256)
@@ -403,6 +609,15 @@ class LocalBox:
         python.ignore(job)
         return Channel(ours, f"files of box {self.id}", max_frame=wire.MAX_FRAME)
 
+    def changes(self) -> int:
+        """Descriptor of the folder with what guests changed in a box from an image: the upper folder of its overlay, in
+        the box's mounts. Its content is as hostile as the guests were."""
+        frame = self._init.request(wire.Op.CHANGES)
+        if frame.op != wire.Op.STARTED or len(frame.fds) != 1:
+            outcome.done_of(frame, self.id)
+            raise WireError("the box did not send its changed files")
+        return frame.fds[0]
+
     # ---- life ----
 
     def ping(self) -> None:
@@ -428,21 +643,34 @@ class LocalBox:
         with contextlib.suppress(BoxLost):
             if self._interpreter is not None:
                 self._interpreter.kill()
-            if self._view:
-                for channel in (self._init, self._python):
-                    channel.request(wire.Op.VIEW, struct.pack("<II", self._view, 0))
+            for view in self._views:
+                self._close_view(view)
+
+    def _close_view(self, view: int) -> None:
+        for channel in self._lineage.enclosure.loops() if view else ():
+            channel.request(wire.Op.VIEW, struct.pack("<II", view, 0))
 
 
 class _Command:
     """Control of a started command."""
 
-    def __init__(self, init: Channel, id: int, limits: Limits, what: str, *, terminal: int) -> None:
+    def __init__(
+        self,
+        init: Channel,
+        id: int,
+        limits: Limits,
+        what: str,
+        *,
+        terminal: int,
+        reported: Callable[[Result], Result],
+    ) -> None:
         self._init = init
         self._id = id
         self._limits = limits
         self._what = what
         self._terminal = terminal
         """The host's descriptor of the terminal, which the streams of the process close."""
+        self._reported = reported
 
     def signal(self, number: int) -> None:
         self._init.request(wire.Op.KILL, struct.pack("<II", self._id, number))
@@ -457,7 +685,7 @@ class _Command:
             written=written.count,
             ended=wire.Ended.OUTPUT if written.over else done.ended,
         )
-        return outcome.result_of(done, self._limits, what=self._what)
+        return self._reported(outcome.result_of(done, self._limits, what=self._what))
 
     def forget(self) -> None:
         self._init.forget(self._id)
@@ -476,13 +704,39 @@ def _request(channel: Channel, spawn: wire.Spawn, limits: Limits, stop: Stop | N
         channel.forget(job)
 
 
-def _let_go(process: int, lineage: Lineage, view: int, owned: list[Interpreter | Channel]) -> None:
+def _make_socket(init: Channel, view: int, routed: bool, family: int, kind: int) -> socket.socket:
+    """Create a socket in the network of a view."""
+    frame = init.request(wire.Op.SOCKET, wire.SOCKET.pack(view, family, kind, routed))
+    if frame.op == wire.Op.ERROR:
+        number, step = wire.parse_error(frame.body)
+        if number == errno.ENOSYS:
+            raise Unsupported(
+                "this box cannot be connected to: that needs the native launcher and the full isolation tier"
+            )
+        if number == errno.EAFNOSUPPORT:
+            raise OSError(number, os.strerror(number))
+        raise BoxError(f"the box could not {step}: {os.strerror(number)}", retry=Retry.SAFE)
+    if frame.op != wire.Op.STARTED or not frame.fds:
+        raise WireError("the box did not give a socket")
+    try:
+        sock = socket.socket(fileno=frame.fds[0])
+    except OSError:
+        os.close(frame.fds[0])
+        raise WireError("the box gave something else than a socket") from None
+    if (sock.family, sock.type) != (family, kind):
+        sock.close()
+        raise WireError("the box gave another socket than it was asked for")
+    return sock
+
+
+def _let_go(process: int, lineage: Lineage, views: list[int], owned: list[Interpreter | Channel | Gateway]) -> None:
     """Release a box that was closed, or dropped without being closed. A forked child has released its copies."""
     if os.getpid() != process:
         return
     for one in owned:
         one.close()
-    lineage.leave(view)
+    for view in views:
+        lineage.leave(view)
 
 
 class _Fork:
@@ -509,8 +763,8 @@ class _Fork:
         if not self.adopted:
             self.adopted = True
             with contextlib.suppress(BoxLost):
-                self._lineage.enclosure.python.ignore(self.job)
-                for channel in (self._lineage.enclosure.init, self._lineage.enclosure.python):
+                self._lineage.enclosure.runner.ignore(self.job)
+                for channel in self._lineage.enclosure.loops():
                     channel.request(wire.Op.VIEW, struct.pack("<II", self.view, 0))
             self._lineage.leave(self.view)
             self.sock.close()

@@ -238,7 +238,7 @@ class Channel:
             raise WireError("it ended the connection")
         found: wire.Frame | None = None
         for frame in self._reader.feed(data):
-            if frame.op == wire.Op.STARTED and self._fds:
+            if frame.op == wire.Op.STARTED and frame.carries and self._fds:
                 frame = frame._replace(fds=(self._fds.popleft(),))
             elif frame.op == wire.Op.DONE:
                 frame = frame._replace(earlier=self._outputs.pop(frame.id, None))

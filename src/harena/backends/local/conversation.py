@@ -19,6 +19,7 @@ from harena.backends.local import outcome, wire
 from harena.backends.local.channel import Channel, NoAnswer
 from harena.errors import BoxError, BoxLost, WireError
 from harena.sandbox import owner
+from harena.sandbox.backend import Turn, take_turn
 from harena.sandbox.spec import Limits, Result
 
 START_S = 30.0
@@ -33,32 +34,51 @@ SEND_S = 2
 RECEIVE = 1 << 16
 """Receive size; a longer packet comes in pieces, or is truncated and refused."""
 LOG_BYTES = 1 << 16
+NO_CLOCK = (~(1 << 27) << 3) | 2
+"""Clock of a process number that no kernel gives."""
 
 
 class LocalConversation:
-    def __init__(self, channel: Channel, job: int, limits: Limits, box: str, sock: socket.socket, log: int) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        job: int,
+        limits: Limits,
+        box: str,
+        sock: socket.socket,
+        log: int,
+        isolation: str,
+        *,
+        stream: socket.socket | None = None,
+        cpus: set[int] | None = None,
+    ) -> None:
         self._channel = channel
         self._job = job
         self._box = box
+        self._isolation = isolation
         self._limits = limits
         self._sock = sock
         self._log = log
         """Its printed output, both streams; non-blocking."""
-        self._stream: socket.socket | None = None
+        self._stream = stream
+        self._cpus = cpus
         self._poll = select.poll()
         self._poll.register(log, select.POLLIN)
-        self._watch(sock)
+        self._watch(stream or sock)
         self._pid = 0
         """Its pid as seen by this process."""
         self._pidfd = -1
-        self._clock = 0
+        self._clock = NO_CLOCK
         self._frozen_others: list[int] = []
-        self._release = weakref.finalize(self, _close, sock, log)
+        self._sockets = [sock] if stream is None else [sock, stream]
+        self._release = weakref.finalize(self, _close, self._sockets, log)
         self._release.atexit = False
         self._owner = owner.register(self)
 
     @classmethod
-    def start(cls, channel: Channel, spawn: wire.Spawn, limits: Limits, box: str) -> LocalConversation:
+    def start(
+        cls, channel: Channel, spawn: wire.Spawn, limits: Limits, box: str, isolation: str = "full"
+    ) -> LocalConversation:
         """Request the process; `met` waits for it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         log, log_theirs = os.pipe()
@@ -77,25 +97,68 @@ class LocalConversation:
             theirs.close()
             os.close(log_theirs)
             os.close(null)
-        return cls(channel, job, limits, box, ours, log)
+        return cls(channel, job, limits, box, ours, log, isolation)
+
+    @classmethod
+    def start_command(
+        cls,
+        channel: Channel,
+        spawn: wire.Spawn,
+        limits: Limits,
+        box: str,
+        isolation: str,
+        cpus: set[int],
+    ) -> LocalConversation:
+        """Request a command that has one stream as stdin and stdout. Our own code speaks first, on another socket that
+        the command does not get."""
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            sock, hello = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            theirs.enter_context(hello)
+            ours.enter_context(sock)
+            stream, stdio = socket.socketpair()
+            theirs.enter_context(stdio)
+            ours.enter_context(stream)
+            log, log_theirs = os.pipe()
+            theirs.callback(os.close, log_theirs)
+            ours.callback(os.close, log)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            os.set_blocking(log, False)
+            fds = (stdio.fileno(), stdio.fileno(), log_theirs, hello.fileno())
+            job = channel.post(wire.Op.SPAWN, spawn.encode(), fds)
+            ours.pop_all()
+        return cls(channel, job, limits, box, sock, log, isolation, stream=stream, cpus=cpus)
 
     def met(self) -> LocalConversation:
         """Wait until the process exists and is identified, and return the conversation."""
         self._check()
         try:
+            if self._cpus is not None:
+                self._let_go_on(self._cpus)
             frame = self._channel.wait(self._job, START_S)
             if frame.op != wire.Op.STARTED:
                 outcome.done_of(frame, self._box)
                 raise WireError("the box did not say that the process was started")
-            self._pid = _first_word(self._sock, self._box)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-            with contextlib.suppress(ProcessLookupError):  # it may have ended already
-                self._pidfd = os.pidfd_open(self._pid)
-            self._clock = (~self._pid << 3) | 2  # as clock_getcpuclockid(3) makes it
+            if self._cpus is None:
+                self._identify()
             return self
         except BaseException:
             self.drop()
             raise
+
+    def _identify(self) -> None:
+        self._pid = _first_word(self._sock, self._box)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended already
+            self._pidfd = os.pidfd_open(self._pid)
+        self._clock = (~self._pid << 3) | 2  # as clock_getcpuclockid(3) makes it
+
+    def _let_go_on(self, cpus: set[int]) -> None:
+        """A command waits, before its program is loaded, until it is pinned: what it starts is pinned as well."""
+        with contextlib.suppress(WireError):  # it was not started: the box's report says why
+            self._identify()
+            self.pin(cpus)
+            with contextlib.suppress(OSError):
+                self._sock.send(b"g")
 
     # ---- packets ----
 
@@ -132,12 +195,16 @@ class LocalConversation:
             except ConnectionResetError:
                 continue  # as above; the end comes after it
 
+    def turn(self, wait_s: float, cpu_ns: int | None) -> Turn:
+        return take_turn(self, wait_s, cpu_ns)
+
     def become_stream(self, packet: bytes) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._sock, [packet], [theirs.fileno()])
         self._poll.unregister(self._fd)
         self._stream = ours
+        self._sockets.append(ours)
         self._watch(ours)
 
     def read_log(self) -> bytes:
@@ -208,8 +275,13 @@ class LocalConversation:
     def pin(self, cpus: set[int]) -> None:
         """Bind it to processors. Neither it nor processes it starts later can undo this."""
         self._check()
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.sched_setaffinity(self._pid, cpus)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            if self._isolation == "full":
+                raise  # in a container root may not do so to processes of other users: see docs/isolation.md
 
     def end(self, patience_s: float = 0.0) -> Result:
         """End the process if it has not ended by itself within `patience_s`. Returns how it ended, as seen by the
@@ -227,7 +299,7 @@ class LocalConversation:
             done = outcome.done_of(frame, self._box)
             if killed:
                 done = done._replace(ended=wire.Ended.HOST)
-            return outcome.result_of(done, self._limits, what="the process")
+            return outcome.marked(outcome.result_of(done, self._limits, what="the process"), self._isolation)
         finally:
             self._let_go()
 
@@ -251,8 +323,6 @@ class LocalConversation:
 
     def abandon(self) -> None:
         self._release()
-        if self._stream is not None:
-            self._stream.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
@@ -274,8 +344,9 @@ def _first_word(sock: socket.socket, box: str) -> int:
     raise WireError(f"box {box}: a process did not say who it is")
 
 
-def _close(sock: socket.socket, log: int) -> None:
-    sock.close()
+def _close(sockets: list[socket.socket], log: int) -> None:
+    for sock in sockets:
+        sock.close()
     os.close(log)
 
 

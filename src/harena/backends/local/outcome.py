@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import signal
@@ -13,26 +14,31 @@ from harena.sandbox.spec import Limits, Result, Usage, Verdict
 HIT_PROCESSES, HIT_MEMORY, SEEN_AT_PROCESSES = 1, 2, 4
 FULL = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE})
 """Answer of a box that has no room for another execution."""
-REFUSED = (b"Resource temporarily unavailable", b"can't start new thread")
+REFUSED = (b"Resource temporarily unavailable", b"Cannot fork", b"can't start new thread")
 """Error messages of guests whose fork failed, used if no cgroup counts processes. Forging one can only harm the
 guest."""
 
 
 def result_of(done: wire.Done, limits: Limits, *, said: str = "-", what: str = "it") -> Result:
     """Build the result. `said` is the limit that the guest's own runner named: M memory, P processes."""
-    exit_code, signal_number = status_of(done)
     verdict, detail = judge(done, limits, said=said, what=what)
-    limited = verdict in {Verdict.TIME, Verdict.OUTPUT} or done.ended != wire.Ended.SELF
+    limited = done.ended != wire.Ended.SELF or verdict is Verdict.TIME or verdict is Verdict.OUTPUT
+    exit_code, signal_number = (None, None) if limited else status_of(done)
     return Result(
         verdict=verdict,
-        exit_code=None if limited else exit_code,
-        signal=None if limited else signal_number,
+        exit_code=exit_code,
+        signal=signal_number,
         stdout=done.stdout,
         stderr=done.stderr,
         usage=usage_of(done),
         detail=detail,
         started=not done.exec_errno,
     )
+
+
+def marked(result: Result, isolation: str) -> Result:
+    """The result with the isolation tier that it ran in."""
+    return result if result.isolation == isolation else dataclasses.replace(result, isolation=isolation)
 
 
 def usage_of(done: wire.Done) -> Usage:
@@ -57,6 +63,8 @@ def status_of(done: wire.Done) -> tuple[int | None, int | None]:
 
 def judge(done: wire.Done, limits: Limits, *, said: str = "-", what: str = "it") -> tuple[Verdict, str]:
     """Return verdict and detail by the first rule that applies. The detail names the limit to raise."""
+    if done.ended == wire.Ended.SELF and done.wstatus == 0 and not done.exec_errno:
+        return Verdict.OK, ""
     at_processes = (
         bool(done.hits & HIT_PROCESSES) or said == "P" or any(text in done.stderr[-4096:] for text in REFUSED)
     )
@@ -78,11 +86,11 @@ def judge(done: wire.Done, limits: Limits, *, said: str = "-", what: str = "it")
             return Verdict.TIME, f"{what} ran past wall_s={limits.wall_s:g}"
         case wire.Ended.HOST:
             return Verdict.SIGNAL, f"{what} was ended by the host"
+        case wire.Ended.DISK:
+            return Verdict.SIGNAL, f"{what} was ended because its files grew beyond workspace_mb"
         case _:
             pass
     exit_code, number = status_of(done)
-    if exit_code == 0:
-        return Verdict.OK, ""
     if done.hits & HIT_MEMORY or said == "M":
         return Verdict.MEMORY, memory
     if number is None:

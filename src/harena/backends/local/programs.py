@@ -14,6 +14,7 @@ from harena.backends.local import outcome, wire
 from harena.backends.local.channel import READ_BYTES, Channel
 from harena.backends.local.wire import RECORD
 from harena.errors import SpecError, WireError
+from harena.sandbox import strict_json
 from harena.sandbox.backend import Task, TaskDone
 from harena.sandbox.spec import MB, Limits, Result, Usage, Verdict
 
@@ -24,10 +25,14 @@ RUNNER_BYTES = 256
 class Lane:
     """Runs programs of one box in parallel. It has exclusive use of the zygote's socket."""
 
-    def __init__(self, channel: Channel, box: str, workspace_mb: int) -> None:
+    def __init__(
+        self, channel: Channel, box: str, workspace_mb: int, *, isolation: str = "full", ids: str = ""
+    ) -> None:
         self._sock = channel.exclusive
         self._box = box
         self._workspace_mb = workspace_mb
+        self._isolation = isolation
+        self._ids = ids
         self._reader = wire.Reader(wire.MAX_REPORT)
         self._running: dict[int, tuple[int, Task, wire.Output]] = {}
         self._unsent = memoryview(b"")
@@ -79,7 +84,12 @@ class Lane:
                 output.add(frame.body)
                 continue
             if frame.op == wire.Op.DONE:
-                ended.append(TaskDone(key, results_of(wire.parse_done(frame.body, output), task)))
+                results = results_of(wire.parse_done(frame.body, output), task)
+                if self._ids:
+                    results = [dataclasses.replace(result, ids=self._ids) for result in results]
+                if self._isolation != "full":
+                    results = [outcome.marked(result, self._isolation) for result in results]
+                ended.append(TaskDone(key, results))
             elif frame.op == wire.Op.ERROR:
                 number, step = wire.parse_error(frame.body)
                 ended.append(TaskDone(key, (), f"box {self._box} could not {step}: {os.strerror(number)}"))
@@ -185,30 +195,32 @@ def call_result(done: wire.Done, limits: Limits, name: str) -> Result:
             return dataclasses.replace(result, verdict=Verdict.EXIT, detail=f"{name} ended without an answer")
         return result
     try:
-        value = wire.parse_json(values[0])
-    except wire.ValueTooLarge as error:
+        value = strict_json.parse_json(values[0])
+    except strict_json.ValueTooLarge as error:
         return dataclasses.replace(result, verdict=Verdict.OUTPUT, exit_code=None, detail=f"{name}: {error}")
     except WireError as error:
         return dataclasses.replace(result, verdict=Verdict.EXIT, detail=f"{name}: {error}")
     return dataclasses.replace(result, value=value)
 
 
+BROKEN_REPORT = Result(
+    verdict=Verdict.EXIT,
+    exit_code=1,
+    signal=None,
+    stdout=b"",
+    stderr=b"",
+    usage=Usage(cpu_s=0, wall_s=0, peak_mb=0, bytes=0),
+    detail="the program broke the report of its group",
+)
+
+
 def group_result(record: bytes, limits: Limits) -> Result:
     """Result of one program of a group, from the record that its own process wrote, which is untrusted."""
-    broken = Result(
-        verdict=Verdict.EXIT,
-        exit_code=1,
-        signal=None,
-        stdout=b"",
-        stderr=b"",
-        usage=Usage(cpu_s=0, wall_s=0, peak_mb=0, bytes=0),
-        detail="the program broke the report of its group",
-    )
     if len(record) < RECORD.size:
-        return broken
+        return BROKEN_REPORT
     said, code, cpu_s, wall_s, out, err = RECORD.unpack_from(record)
     if len(record) != RECORD.size + out + err or not 0 <= code <= 255 or not 0 <= cpu_s < 1e9 or not 0 <= wall_s < 1e9:
-        return broken
+        return BROKEN_REPORT
     stdout, stderr = record[RECORD.size : RECORD.size + out], record[RECORD.size + out :]
     ended = wire.Ended.OUTPUT if said == b"O" else wire.Ended.SELF
     done = wire.Done(ended, code << 8, 0, 0, int(wall_s * 1e9), int(cpu_s * 1e9), 0, out + err, 1, stdout, stderr, b"")

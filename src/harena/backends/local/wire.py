@@ -11,8 +11,6 @@ from __future__ import annotations
 import array
 import enum
 import json
-import math
-import re
 import socket
 import struct
 from collections.abc import Mapping
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from harena.errors import WireError
 from harena.sandbox.spec import MB
+from harena.sandbox.strict_json import MAX_ANSWER_ITEMS, parse_json
 
 MAGIC = 0x314E5248
 MAX_FRAME = 64 * MB
@@ -28,13 +27,6 @@ MAX_REPORT = MB
 """Largest frame from an init or a zygote. Output of jobs comes in pieces, and only file contents are longer."""
 MAX_FDS = 8
 MAX_JSON = 16 * MB
-MAX_ITEMS = 1_000_000
-"""Maximum number of items of a JSON value, including nested ones and keys: a few bytes of JSON take a hundred in
-memory."""
-MAX_ANSWER_ITEMS = 2_500_000
-"""The same for an answer of a server; the longest lists 200,000 files."""
-MAX_DEPTH = 200
-"""Most levels of one JSON value: what takes it apart later may do so by recursion."""
 
 HEAD_FIELDS = (("I", "magic"), ("H", "op nfds"), ("I", "id len"))
 """Every frame starts with these; `len` bytes follow. A layout is pairs of a code of `struct` and the fields it has."""
@@ -50,6 +42,7 @@ SPAWN_FIELDS = (
 )
 """Strings follow: argc + envc NUL-ended ones (strings_len bytes), the working folder (cwd_len, with NUL), stdin and the
 payload."""
+SOCKET_FIELDS = (("I", "view family type"), ("I", "routed"))  # routed: every address leads to it, in a fork's network
 DONE_FIELDS = (
     ("I", "ended"),
     ("i", "wstatus"),
@@ -60,12 +53,22 @@ DONE_FIELDS = (
 )
 """What was not sent as OUTPUT of stdout, stderr and the result pipe follows."""
 
+IMAGE_FIELDS = (
+    ("I", "full uid gid layers argc envc"),
+    ("Q", "keep root_bytes"),
+)
+"""A box whose root is an image, at the end of its configuration: whether jobs have many ids, the user of guests, the
+number of layers, words of the command that starts its Python and of its environment, the capabilities of guests that
+are root, and how much may be written outside of /workspace. Words follow: see native/image.c."""
+
 
 def _packed(fields: tuple[tuple[str, str], ...]) -> struct.Struct:
     return struct.Struct("<" + "".join(code * len(names.split()) for code, names in fields))
 
 
 HEAD, SPAWN, DONE = _packed(HEAD_FIELDS), _packed(SPAWN_FIELDS), _packed(DONE_FIELDS)
+SOCKET = _packed(SOCKET_FIELDS)
+IMAGE = _packed(IMAGE_FIELDS)
 ERROR = struct.Struct("<i")
 U32 = struct.Struct("<I")
 RECORD = struct.Struct("<ciddII")
@@ -81,6 +84,10 @@ class Op(enum.IntEnum):
     VIEW = 6
     USAGE = 7
     CANCEL_FORKS = 8
+    SOCKET = 9
+    """Make a socket in the network of a view; STARTED brings it."""
+    CHANGES = 10
+    """To the init of a box from an image: asks for the folder of changed files, which comes with STARTED."""
     CALL = 16
     """To a server in the box (guest/zygote.py): JSON and bytes."""
     PONG = 65
@@ -104,6 +111,8 @@ class Kind(enum.IntEnum):
     """A fork of the zygote that talks to the host on a socket of its own."""
     TRUSTED = 4
     """The zygote itself: our own code, in the box but not confined as a guest."""
+    VIEW = 5
+    """A view of a box from an image: no process but an init, with the files of `view`. `ahead` is its number."""
 
 
 class Flag(enum.IntFlag):
@@ -130,9 +139,10 @@ class Ended(enum.IntEnum):
     MEMORY = 3
     OUTPUT = 4
     HOST = 5
+    DISK = 6
 
 
-class Stream(enum.IntEnum):
+class OutputStream(enum.IntEnum):
     OUT = 0
     ERR = 1
     RESULT = 2
@@ -171,8 +181,10 @@ class Frame(NamedTuple):
     id: int
     body: bytes
     fds: tuple[int, ...] = ()
+    carries: bool = False
+    """A descriptor came with it."""
     earlier: Output | None = None
-    """With DONE: output that the job wrote before, if there was much of it."""
+    """Output that the job wrote before DONE, if there was much of it."""
 
 
 class Output:
@@ -180,7 +192,7 @@ class Output:
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._parts: list[list[bytes]] = [[] for _ in Stream]
+        self._parts: list[list[bytes]] = [[] for _ in OutputStream]
 
     def add(self, body: bytes) -> None:
         if len(body) <= U32.size:
@@ -280,8 +292,8 @@ def frame(op: int, id: int, body: bytes = b"", nfds: int = 0) -> bytes:
     return HEAD.pack(MAGIC, op, nfds, id, len(body)) + body
 
 
-def parse_head(data: bytes, max_frame: int = MAX_FRAME) -> tuple[int, int, int]:
-    """Operation, id and length of the frame that starts here."""
+def parse_head(data: bytes, max_frame: int = MAX_FRAME) -> tuple[int, int, int, int]:
+    """Operation, id, length and descriptors of the frame that starts here."""
     magic, op, nfds, id, length = HEAD.unpack(data)
     if magic != MAGIC:
         raise WireError("the box sent bytes that are not a message")
@@ -291,14 +303,14 @@ def parse_head(data: bytes, max_frame: int = MAX_FRAME) -> tuple[int, int, int]:
         raise WireError(f"the box announced {length} bytes, above the {max_frame} byte limit")
     if nfds > 1:
         raise WireError("the box sent more descriptors than any answer has")
-    return op, id, length
+    return op, id, length, nfds
 
 
 def parse_done(body: bytes, earlier: Output | None = None) -> Done:
     if len(body) < DONE.size:
         raise WireError("the box's report is too short")
     (ended, wstatus, hits, exec_errno, wall, cpu, peak, written, out, err, res, records) = DONE.unpack_from(body)
-    if len(body) != DONE.size + out + err + res or ended > Ended.HOST:
+    if len(body) != DONE.size + out + err + res or ended > Ended.DISK:
         raise WireError("the box's report does not add up")
     at = DONE.size
     streams = [body[at : at + out], body[at + out : at + out + err], body[at + out + err :]]
@@ -346,69 +358,6 @@ def parse_answer(body: bytes) -> tuple[dict[str, Any], bytes]:
     return cast("dict[str, Any]", value), body[U32.size + length :]
 
 
-class ValueTooLarge(WireError):
-    """JSON with more items or levels than the host accepts."""
-
-
-def parse_json(data: bytes, max_items: int = MAX_ITEMS) -> Any:
-    """Strict JSON: no NaN, no infinities, no repeated keys, no numbers of unbounded length; items and levels are
-    bounded before any value is created."""
-    _bound(data, max_items)
-    try:
-        return json.loads(data, parse_constant=_refuse, parse_int=_int, parse_float=_float, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"the box sent JSON that is refused: {type(error).__name__}: {str(error)[:200]}") from None
-
-
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_ONE_KIND = bytes.maketrans(b"{}", b"[]")
-
-
-def _items(text: bytes) -> int:
-    return text.count(b"[") + text.count(b"{") + text.count(b",") + text.count(b":")
-
-
-def _bound(text: bytes, max_items: int) -> None:
-    """Check the number of items and levels without creating values. Strings are skipped only if there seem to be
-    many."""
-    if _items(text) < max_items and text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
-        return
-    text = _STRING.sub(b"", text)
-    if _items(text) >= max_items:
-        raise ValueTooLarge(f"the box sent JSON of more than {max_items} items")
-    brackets = text.translate(_ONE_KIND, _NOT_BRACKETS)
-    for _ in range(MAX_DEPTH):
-        brackets, before = brackets.replace(b"[]", b""), len(brackets)  # takes the innermost level away
-        if len(brackets) in {0, before}:
-            return  # nothing is left, or no JSON: the parser will say so
-    raise ValueTooLarge(f"the box sent JSON nested more than {MAX_DEPTH} deep")
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _int(digits: str) -> int:
-    if len(digits) > 4000:
-        raise ValueError("a number of more than 4000 digits")
-    return int(digits)
-
-
-def _float(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError("a number too large for a float")
-    return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a key is given twice")
-    return value
-
-
 class Reader:
     """Splits a box's byte stream into frames. Keeps at most one frame and one read in memory."""
 
@@ -417,7 +366,7 @@ class Reader:
         self._parts: list[bytes] = []
         self._have = 0
         self._need = HEAD.size
-        self._head: tuple[int, int, int] | None = None
+        self._head: tuple[int, int, int, int] | None = None
 
     def feed(self, data: bytes) -> list[Frame]:
         frames: list[Frame] = []
@@ -434,8 +383,8 @@ class Reader:
                 self._head = parse_head(taken, self._max_frame)
                 self._need = self._head[2]
             else:
-                op, id, _ = self._head
-                frames.append(Frame(op, id, taken))
+                op, id, _, nfds = self._head
+                frames.append(Frame(op, id, taken, carries=nfds > 0))
                 self._head, self._need = None, HEAD.size
         rest = whole[at:]
         self._parts, self._have = [rest] if rest else [], len(rest)

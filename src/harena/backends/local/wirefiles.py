@@ -13,7 +13,7 @@ NAMES: tuple[tuple[type[enum.IntEnum | enum.IntFlag], str, str], ...] = (
     (wire.Kind, "kind", "KIND"),
     (wire.Flag, "spawn_flag", "SPAWN"),
     (wire.Ended, "ended", "ENDED"),
-    (wire.Stream, "stream", "STREAM"),
+    (wire.OutputStream, "stream", "STREAM"),
     (wire.Profile, "profile", "PROFILE"),
 )
 """What an enumeration is called in C, and what its members begin with there and in the box."""
@@ -21,6 +21,8 @@ LAYOUTS = (
     ("head", wire.HEAD_FIELDS, wire.HEAD),
     ("spawn", wire.SPAWN_FIELDS, wire.SPAWN),
     ("done", wire.DONE_FIELDS, wire.DONE),
+    ("socket_request", wire.SOCKET_FIELDS, wire.SOCKET),
+    ("image_settings", wire.IMAGE_FIELDS, wire.IMAGE),
 )
 STRUCTS = (*((name.upper(), packed) for name, _, packed in LAYOUTS), ("RECORD", wire.RECORD), ("U32", wire.U32))
 C_TYPES = {"H": "uint16_t", "I": "uint32_t", "i": "int32_t", "Q": "uint64_t"}

@@ -1,7 +1,6 @@
-"""Backend with boxes in another process, reached over one stream: no descriptor, process id or path crosses it.
+"""Backend with boxes in another process of this machine, reached over one stream.
 
-It shows that a backend does not have to share a process with its caller, and is the smallest example of a backend.
-`link` has the messages, `client` the caller's side, `node` the other side.
+It shows that a backend does not have to share a process with its caller. `harena.node` has both sides of the stream.
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from typing import Any
 TARGET: dict[str, Any] = globals().get("TARGET") or json.load(sys.stdin)
 """Where the host's secrets, listeners and processes are; the runner fills it in."""
 
+HOME, TMP = os.environ.get("HOME", "/workspace"), os.environ.get("TMPDIR", "/tmp")
+"""The folders where this execution may write: /workspace and /tmp, where the isolation tier can name them so."""
+
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV)
 READ_ONLY = (errno.EROFS,)
 UNREACHABLE = (
@@ -181,6 +184,15 @@ def status(field: str) -> str:
 def others() -> list[int]:
     """The box's own processes above this one: never the attacker's to touch."""
     return sorted({1, os.getppid()} - {0, os.getpid()})
+
+
+def pids() -> list[str]:
+    """Every process that /proc shows; where it may not be listed, those that are worth a try."""
+    try:
+        return [name for name in os.listdir("/proc") if name.isdigit()]
+    except PermissionError:
+        known = {1, os.getpid(), os.getppid(), TARGET["victim_pid"], TARGET["host_pid"]}
+        return [str(pid) for pid in sorted(known)]
 
 
 def daemonise() -> bool:

@@ -28,18 +28,21 @@ from typing import Any
 import pytest
 
 from harena import Limits, Result, Sandbox, SandboxPool, Verdict
-from harena.errors import BoxError, BoxFileError, WireError
+from harena.errors import BoxError, BoxFileError, IsolationUnavailable, WireError
 from harena.sandbox import backend
-from harena.testing import BACKEND, forget_what_was_found
+from harena.testing import BACKEND, IMAGE, forget_what_was_found, make_spec
 
 HERE = Path(__file__).parent
 TOOLKIT = (HERE / "attacker.py").read_text()
 DOORS = ("exec", "run", "program")
 LIMITS = {"wall_s": 10, "memory_mb": 256, "processes": 32}
+PATIENCE_S = 60
+"""Beyond its wall clock an answer may take this long on a busy machine. What attacks wait for takes far longer."""
 BOUNDS = Limits(**LIMITS)
 SMALL = Limits(wall_s=10, memory_mb=64, processes=8)
 """Enough for a bystander, and too little for one that is charged for what an attack left."""
 LOST = (BoxError, WireError)
+ISOLATION = ("full", "restricted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +64,25 @@ class Attack:
     """Held by a memory cgroup alone: see docs/threat-model.md on hosts without one."""
     without_cgroup: bool = False
     """Also tried where no cgroup counts memory, by its first door."""
+    in_image: str = ""
+    """Why root of an image may do what it tries: there only the host and other boxes must be untouched."""
     own_box: bool = False
     """It may ruin its box: it gets one of its own."""
     max_s: float | None = None
-    """How long the answer may take; by default its wall clock and a little."""
+    """How long the answer may take; by default its wall clock and PATIENCE_S."""
     limits: dict[str, Any] = field(default_factory=dict[str, Any])
+    restricted: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What else may come of it in the restricted tier: another `verdict`, what is `visible` there and in full boxes is
+    not (beginnings of what it reports), and `why`."""
     after: dict[str, str] = field(default_factory=dict[str, str])
     """What the owner of the box does next: read, write, list, download, or race (write while the attack runs)."""
+
+    def in_tier(self, isolation: str) -> Attack:
+        """Return the attack with what is expected in that tier."""
+        if isolation != "restricted" or not self.restricted:
+            return dataclasses.replace(self, restricted={})
+        changed = {name: self.restricted[name] for name in ("verdict", "own_box") if name in self.restricted}
+        return dataclasses.replace(self, **changed)
 
     @property
     def verdicts(self) -> list[str]:
@@ -98,7 +113,7 @@ ATTACKS = [load(path.parent) for path in sorted(HERE.glob("*/expect.toml"))]
 CASES = [pytest.param(attack, door, id=f"{attack.name}-{door}") for attack in ATTACKS for door in attack.how]
 
 
-class Host:
+class Target:
     """What an attacker would like to reach, each of it real, and whether it was reached."""
 
     def __init__(self, folder: Path) -> None:
@@ -200,7 +215,7 @@ def _comm(pid: str) -> str:
         return ""
 
 
-class Ring:
+class Attacked:
     """A box and a pool under attack, each made when first used."""
 
     def __init__(self, target: dict[str, Any], limits: Limits = BOUNDS) -> None:
@@ -209,13 +224,13 @@ class Ring:
 
     @cached_property
     def box(self) -> Sandbox:
-        box = Sandbox(backend=BACKEND or "local", limits=self.limits)
+        box = Sandbox(make_spec(), backend=BACKEND or "local", limits=self.limits)
         box.write("attacker.py", TOOLKIT.encode())
         return box
 
     @cached_property
     def pool(self) -> SandboxPool:
-        return SandboxPool(warm=1, backend=BACKEND or "local", limits=self.limits)
+        return SandboxPool(make_spec(), warm=1, backend=BACKEND or "local", limits=self.limits)
 
     def attack(self, attack: Attack, door: str) -> Result:
         if door == "program":
@@ -230,7 +245,7 @@ class Ring:
     def command(self, attack: Attack) -> list[str]:
         file = "attack.sh" if attack.shell else "attack.py"
         self.box.write(file, attack.source.encode())
-        return ["sh" if attack.shell else "python3", f"/workspace/{file}"]
+        return ["sh" if attack.shell else "python3", file]
 
     def inline(self, source: str) -> str:
         """The source with its toolkit and target in front, for doors that take no second file."""
@@ -252,7 +267,7 @@ class Ring:
         # What the interpreter left running in the background may still write, before and after.
         assert all(result.ok and b"42" in result.stdout.splitlines() for result in results), results
         if door != "program":
-            assert b"localhost" in self.box.read("/etc/hosts")
+            assert b"Linux" in self.box.read("/proc/version")
 
     def close(self) -> None:
         for name in ("box", "pool"):
@@ -261,34 +276,57 @@ class Ring:
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
+def host() -> Iterator[Target]:
     # Not below /tmp, which every box has of its own and which would hide the secret whatever else is visible.
     shared = "/var/tmp" if os.access("/var/tmp", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="harena-escape-", dir=shared) as folder:
-        host = Host(Path(folder))
+        host = Target(Path(folder))
         yield host
         host.close()
 
 
+CHOSEN_TIER = "HARENA_ISOLATION" in os.environ or bool(BACKEND)
+TIERS = (
+    [os.environ.get("HARENA_ISOLATION", "full")]
+    if CHOSEN_TIER
+    else [tier if tier == "full" else pytest.param(tier, marks=pytest.mark.thorough) for tier in ISOLATION]
+)
+
+
+@pytest.fixture(scope="module", params=TIERS)
+def tier(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HARENA_ISOLATION", request.param)
+        try:
+            backend.load(BACKEND or "local").capabilities()
+        except IsolationUnavailable as error:
+            pytest.skip(f"host: {request.param}: {error}")
+        yield request.param
+
+
 @pytest.fixture(scope="module")
-def ring(host: Host) -> Iterator[Ring]:
+def ring(host: Target, tier: str) -> Iterator[Attacked]:
     os.environ["HARENA_ESCAPE_SECRET"] = host.secret_text
-    with closing(Ring(host.target())) as ring:
+    with closing(Attacked(host.target())) as ring:
         yield ring
     del os.environ["HARENA_ESCAPE_SECRET"]
 
 
 @pytest.mark.parametrize(("attack", "door"), CASES)
-def test_attack_is_held(attack: Attack, door: str, ring: Ring, host: Host, tmp_path: Path) -> None:
+def test_attack_is_held(attack: Attack, door: str, ring: Attacked, host: Target, tier: str, tmp_path: Path) -> None:
     if attack.machine not in (None, platform.machine()):
         pytest.skip(f"host: only on {attack.machine}")
     if attack.needs_cgroup and not backend.load(BACKEND or "local").capabilities().counts_memory:
         pytest.skip("host: no cgroup that counts memory, see docs/threat-model.md")
     # An attack's limits on `run` are those of the box.
-    if not (attack.own_box or (door == "run" and attack.limits)):
+    # In an image a guest may change every file, and what it changed is the next one's.
+    if not (attack.in_tier(tier).own_box or IMAGE or (door == "run" and attack.limits)):
         hold(attack, door, ring, host, tmp_path)
         return
-    with closing(Ring(host.target(), attack.bounds)) as own:
+    if IMAGE and attack.in_image:
+        hold_outside(attack, door, host)
+        return
+    with closing(Attacked(host.target(), attack.bounds)) as own:
         own.works(door)  # so that the clock of the attack does not measure the start of a box
         hold(attack, door, own, host, tmp_path)
     host.check()
@@ -304,19 +342,21 @@ def no_cgroups() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if attack.without_cgroup], ids=lambda attack: attack.name)
-def test_memory_is_held_without_a_cgroup(attack: Attack, no_cgroups: None, host: Host, tmp_path: Path) -> None:
-    with closing(Ring(host.target(), attack.bounds)) as own:
+def test_memory_is_held_without_a_cgroup(
+    attack: Attack, no_cgroups: None, tier: str, host: Target, tmp_path: Path
+) -> None:
+    with closing(Attacked(host.target(), attack.bounds)) as own:
         hold(attack, attack.how[0], own, host, tmp_path)
 
 
-def hold(attack: Attack, door: str, ring: Ring, host: Host, folder: Path) -> None:
+def hold(attack: Attack, door: str, ring: Attacked, host: Target, folder: Path) -> None:
     try:
         if "race" in attack.after:
             race(attack, ring)
         else:
             start = time.monotonic()
             judge_result(attack, ring.attack(attack, door))
-            assert time.monotonic() - start < (attack.max_s or attack.bounds.wall_s + 10)
+            assert time.monotonic() - start < (attack.max_s or attack.bounds.wall_s + PATIENCE_S)
         host.check()
         for action, path in attack.after.items():
             AFTER[action](ring.box, path, host, folder)
@@ -328,14 +368,29 @@ def hold(attack: Attack, door: str, ring: Ring, host: Host, folder: Path) -> Non
     except LOST:
         if "lost" not in attack.verdicts:
             raise
-        with closing(Ring(ring.target)) as new:
+        with closing(Attacked(ring.target)) as new:
             new.works(door)
     host.check()
 
 
+def hold_outside(attack: Attack, door: str, host: Target) -> None:
+    with closing(Attacked(host.target(), attack.bounds)) as own, closing(Attacked(host.target())) as other:
+        with suppress(*LOST):  # what it did to its own box is its own affair
+            result = own.attack(attack, door)
+            assert host.secret_text.encode() not in result.stdout + result.stderr
+        host.check()
+        other.works(door)
+    host.check()
+
+
 def judge_result(attack: Attack, result: Result) -> None:
+    attack = attack.in_tier(result.isolation)
     shown = dataclasses.replace(result, stdout=result.stdout[-2000:], stderr=result.stderr[-2000:])
-    assert b"ESCAPED" not in result.stdout + result.stderr, shown
+    lines = (result.stdout + result.stderr).splitlines()
+    visible = tuple(f"ESCAPED: {one}".encode() for one in attack.restricted.get("visible", ()))
+    assert not [line for line in lines if b"ESCAPED" in line and not line.startswith(visible or b"\0")], shown
+    if any(line.startswith(visible or b"\0") for line in lines):
+        return
     assert result.verdict.value in attack.verdicts, shown
     if attack.exit_code is not None:
         assert result.exit_code == attack.exit_code, shown
@@ -343,7 +398,7 @@ def judge_result(attack: Attack, result: Result) -> None:
         assert (result.stdout.splitlines() or [b""])[-1] == attack.stdout.encode(), shown
 
 
-def after_read(box: Sandbox, path: str, host: Host, folder: Path) -> None:
+def after_read(box: Sandbox, path: str, host: Target, folder: Path) -> None:
     try:
         data = box.read(path, max_bytes=1 << 20)
     except BoxFileError:
@@ -352,17 +407,17 @@ def after_read(box: Sandbox, path: str, host: Host, folder: Path) -> None:
     assert data == box.exec(["cat", path]).stdout, "the owner was shown another file than the box sees"
 
 
-def after_write(box: Sandbox, path: str, host: Host, folder: Path) -> None:
+def after_write(box: Sandbox, path: str, host: Target, folder: Path) -> None:
     with suppress(BoxFileError):
         box.write(path, b"planted")
 
 
-def after_list(box: Sandbox, path: str, host: Host, folder: Path) -> None:
+def after_list(box: Sandbox, path: str, host: Target, folder: Path) -> None:
     with suppress(BoxFileError):
         box.list(path)
 
 
-def after_download(box: Sandbox, path: str, host: Host, folder: Path) -> None:
+def after_download(box: Sandbox, path: str, host: Target, folder: Path) -> None:
     local = folder / "download"
     with suppress(BoxFileError):
         box.download(path, str(local))
@@ -378,7 +433,7 @@ def after_download(box: Sandbox, path: str, host: Host, folder: Path) -> None:
 AFTER = {"read": after_read, "write": after_write, "list": after_list, "download": after_download, "race": after_write}
 
 
-def race(attack: Attack, ring: Ring) -> None:
+def race(attack: Attack, ring: Attacked) -> None:
     """The owner writes while the attack runs."""
     process = ring.box.start(ring.command(attack), limits=attack.bounds)
     process.write(json.dumps(ring.target).encode())
@@ -391,8 +446,8 @@ def race(attack: Attack, ring: Ring) -> None:
     process.wait()
 
 
-def test_targets_are_reachable_from_the_host(host: Host) -> None:
-    """Without this a held attack would prove nothing."""
+def test_targets_are_reachable_from_the_host(host: Target) -> None:
+    """The control, without which a held attack would prove nothing."""
     target = host.target()
     for family, kind, address in (
         (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", target["tcp_port"])),
@@ -409,7 +464,7 @@ def test_targets_are_reachable_from_the_host(host: Host) -> None:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_an_escape_would_be_seen(door: str, ring: Ring) -> None:
+def test_an_escape_would_be_seen(door: str, ring: Attacked) -> None:
     source = "import os\nfrom attacker import attempt, finish\nattempt('a thing allowed', os.getpid)\nfinish()\n"
     attack = dataclasses.replace(ATTACKS[0], source=source, shell=False, verdict="ok", stdout="denied", limits={})
     with pytest.raises(AssertionError, match="a thing allowed"):

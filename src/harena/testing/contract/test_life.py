@@ -1,4 +1,4 @@
-"""From start to close: answers while it lives, and nothing is left when it does not."""
+"""The life of a box, from start to close: it answers while it lives, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harena import BoxClosed, BoxError, Retry, Sandbox, Verdict
+from harena.testing import make_spec
 from harena.testing.contract.conftest import processes_with
 
 MakeBox = Callable[..., Sandbox]
@@ -67,7 +68,7 @@ def test_everything_in_use_ends_with_the_box(
 def test_box_without_an_owner_ends(
     variant: Any, marker: str, runs_on_host: Callable[[str], None], ends_on_host: Callable[[str], None]
 ) -> None:
-    box = Sandbox(backend=variant.backend)
+    box = Sandbox(make_spec(), backend=variant.backend)
     process = box.start(["sleep", marker])
     runs_on_host(marker)
     del box, process
@@ -100,8 +101,16 @@ def kill_box(box: Sandbox, marker: str) -> None:
     wait_until(lambda: processes_with(marker) != [])
     pid, init = processes_with(marker)[0], 0
     while pid > 1 and os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid"):
-        pid, init = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), pid
+        pid, init = parent_of(pid), pid
+    if not init:  # no pid namespace: the first process of the box is the child of its keeper, which is ours
+        while (parent := parent_of(pid)) != os.getpid():
+            pid, init = parent, pid
+    assert init
     os.kill(init, signal.SIGKILL)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def wait_until(true: Callable[[], bool]) -> None:

@@ -17,6 +17,8 @@ watch.py     memory, CPU and process limits where no cgroup enforces them (nativ
 root.py      finishes the root that bubblewrap began (native/box.c)
 kernel.py    system calls that Python has no name for, and small helpers
 template.py  the warm Python that programs are forked from
+
+bare/ serves a box without namespaces (docs/isolation.md).
 """
 
 from __future__ import annotations

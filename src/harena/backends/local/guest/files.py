@@ -86,7 +86,7 @@ class Opened:
             return action(*arguments)
 
     def open_file(self, path):
-        """For reading, on the second try with everything opened."""
+        """Open a file for reading, on the second try with everything opened."""
         try:
             return open_file(path, os.O_NOFOLLOW)
         except PermissionError:
@@ -250,7 +250,7 @@ def make(path, kind, mode, mtime_ns, target, data):
     os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
 
-class Files:
+class FileServer:
     """File operations with the guest's own rights: a link leads nowhere that the guest could not go itself."""
 
     def __init__(self, settings):

@@ -70,6 +70,7 @@ class Job:
         self.written = self.answered = self.records = self.ended = self.hits = self.exec_errno = 0
         self.cpu_base, self.unread, self.record_size, self.record_left, self.record_head = None, bytearray(), 0, 0, b""
         self.started = self.deadline = self.peak_kb = self.cpu_ns = self.kernel_kb = self.slabs_kb = self.sockets_kb = 0
+        self.threads = self.how = 0
         self.said = None  # the wait status that a program announced before it ended
 
     def kill(self, why):
@@ -202,7 +203,7 @@ def not_started(start, error):
 
 
 def execute_command(argv, env):
-    """As execvpe does, with the PATH that the command itself gets."""
+    """Execute as execvpe does, with the PATH that the command itself gets."""
     if b"/" in argv[0]:
         return execute_file(argv[0], argv, env)
     number = errno.ENOENT

@@ -75,6 +75,11 @@ class Kernel:
         python.PyOS_AfterFork_Parent() if pid else python.PyOS_AfterFork_Child()
         return self.check(pid)
 
+    def clone_bare(self, flags=0):
+        """fork() without Python's own hooks, which cost a third of it. For a process of one thread, whose child needs
+        none of them: see zygote_main."""
+        return self.check(self._libc.syscall(self._clone, flags | 17, 0, 0, 0, 0, 0))
+
     def close_range(self, first, last=0xFFFFFFFF):
         try:
             self.call(436, first, last)

@@ -2,6 +2,8 @@
 
 Follows native/serve.c, where the reasons are. It never runs a guest: programs are forked from another process, the
 template, which never sees a byte of what they are given or write.
+
+One file: what it serves is in one class, in the order of serve.c, so that the two can be compared.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ NO_FORKS = "be forked: a fork of a live box needs the native launcher (install a
 
 
 class Loop:
-    def __init__(self, control):
-        self.kernel, self.control, self.config, self.folders = Kernel(), control, None, []
+    new_job, no_forks = Job, NO_FORKS
+
+    def __init__(self, control, kernel=None):
+        self.kernel, self.control, self.config, self.folders = kernel or Kernel(), control, None, []
         self.jobs, self.slots, self.slots_made, self.template, self.template_job = [], [], 0, None, None
         self.watch, self.poll, self.places = Watch(), select.poll(), {}
         self.IN, self.OUT = select.POLLIN, select.POLLOUT
@@ -91,9 +95,10 @@ class Loop:
             elif op == wire.OP_CONFIG:
                 self.config, self.config_body = Config(body), body
                 self.folders, fds = (fds, []) if self.config.cgroups else ([], fds)
+                self.configured()
                 self.send(wire.OP_PONG, id)
             elif op == wire.OP_ALLOW_FORKS:
-                self.send_error(id, errno.ENOSYS, NO_FORKS)
+                self.send_error(id, errno.ENOSYS, self.no_forks)
             else:
                 self.send_error(id, errno.ENOSYS, "unknown request")
         except (struct.error, IndexError, ValueError):
@@ -102,10 +107,13 @@ class Loop:
             if fd >= 0:
                 os.close(fd)
 
+    def configured(self):
+        """Called when the configuration has come."""
+
     # starts
 
     def spawn(self, id, body, fds):
-        job = Job(id, Spec(*SPAWN.unpack_from(body)))
+        job = self.new_job(id, Spec(*SPAWN.unpack_from(body)))
         spec, at, pieces = job.spec, SPAWN.size, []
         for length in (spec.strings_len, spec.cwd_len, spec.stdin_len, spec.payload_len):
             pieces.append(body[at : at + length])
@@ -185,15 +193,17 @@ class Loop:
         job.ends.insert(START_END, start)
         os.set_blocking(job.fds["report"], False)
         joins = job.slot.joins if job.slot else []
-        if command is not None:
-            job.pid = make_job(self.kernel, self.config, job.spec, job.ends + joins, bool(job.slot), command)
-        else:
-            job.pid = self.ask_template(job, job.ends + joins)
+        job.pid = self.make(job, command, job.ends + joins)
         job.pidfd = self.kernel.call(434, job.pid, 0)
         close_all(job.ends)
         self.await_start(job)
         if job.spec.flags & SPAWN_PTY:
             self.take_terminal(job)
+
+    def make(self, job, command, fds):
+        if command is not None:
+            return make_job(self.kernel, self.config, job.spec, fds, bool(job.slot), command)
+        return self.ask_template(job, fds)
 
     def ask_template(self, job, fds):
         doing("reach the box's Python")
@@ -243,9 +253,12 @@ class Loop:
     def take_slot(self, job):
         if not self.folders:
             return
+        job.slot = self.free_slot(job.spec.memory, job.spec.processes)
+
+    def free_slot(self, memory, processes):
         doing("cgroup")
         for slot in [slot for slot in self.slots if not slot.busy]:
-            if slot.limit(job.spec.memory, job.spec.processes):
+            if slot.limit(memory, processes):
                 break
             self.slots.remove(slot)
             slot.remove()
@@ -253,8 +266,9 @@ class Loop:
             self.slots_made += 1
             slot = Slot(self.slots_made, self.config.cgroups, self.folders)
             self.slots.append(slot)
-            slot.limit(job.spec.memory, job.spec.processes)
-        slot.busy, job.slot = True, slot
+            slot.limit(memory, processes)
+        slot.busy = True
+        return slot
 
     def discard(self, job):
         """A job that did not start."""
@@ -403,6 +417,9 @@ class Loop:
         own_ns, entry = cpu_of(pid), look_at(pid)
         if own_ns is not None and entry is not None:
             job.cpu_ns, job.peak_kb = max(job.cpu_ns, own_ns + entry[4]), max(job.peak_kb, peak_of(pid))
+        self.end_init(job)
+
+    def end_init(self, job):
         os.kill(job.pid, 9)
 
     def finish(self, job):
@@ -410,20 +427,25 @@ class Loop:
         for what in job.data:
             self.drain(job, what)
         _, status, usage = os.wait4(job.pid, WALL)
+        job.how = status
         if job.spec.kind == KIND_TRUSTED:
             self.unwatch(self.template.fileno())
             self.template.close()
             self.template = self.template_job = None
         else:
             status = self.read_report(job, usage)
+        done = self.describe(job, status, wall_ns)
+        self.let_go(job)
+        self.send(wire.OP_DONE, job.id, done)
+
+    def describe(self, job, status, wall_ns):
         job.hits |= job.slot.hits() if job.slot else 0
         data = [bytes(job.data[what]) for what in ("out", "err", "res")]
         done = wire.DONE.pack(
             job.ended, status, job.hits, job.exec_errno, wall_ns, max(0, job.cpu_ns - (job.cpu_base or 0)), job.peak_kb,
             job.written, *map(len, data), job.records,
         )  # fmt: skip
-        self.let_go(job)
-        self.send(wire.OP_DONE, job.id, b"".join((done, *data)))
+        return b"".join((done, *data))
 
     def read_report(self, job, usage):
         """What the job's init said in the end; -1 for one that was killed."""

@@ -27,6 +27,7 @@ _BUILTINS = dict(vars(builtins))
 _write, _exit, _len, _perf = os.write, os._exit, len, time.perf_counter
 _cpu, _sleep, _getpid = time.process_time, time.sleep, os.getpid
 main_pid = 0
+tmp = "/tmp"
 
 
 def write_all(fd, data, write=_write, len=_len, memoryview=memoryview):
@@ -235,7 +236,13 @@ def run_group(sources, output_bytes):
 
 def give_stdin(data):
     if data:
-        fd = os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
+        try:
+            fd = os.open(tmp, os.O_TMPFILE | os.O_RDWR)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+                raise
+            fd = os.open(f"{tmp}/stdin", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            os.unlink(f"{tmp}/stdin")
         write_all(fd, data)
         os.lseek(fd, 0, os.SEEK_SET)
         os.dup2(fd, 0)

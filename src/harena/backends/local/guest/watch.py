@@ -33,7 +33,7 @@ class Watch:
         if not any(now - job.started > WATCH_NS // 4 for job in jobs if job.spec.kind != KIND_TRUSTED):
             return
         inits = {job.pid: job for job in jobs}
-        seen = {int(pid): entry for pid in os.listdir("/proc") if pid.isdigit() and (entry := look_at(pid))}
+        seen = {pid: entry for pid in self.pids(jobs) if (entry := look_at(pid))}
         template = seen.get(template_job.pid) if template_job else None
         totals = {job: [0, 0, 0] for job in jobs}
         members = {job: [] for job in jobs}
@@ -49,13 +49,14 @@ class Watch:
                 for number, value in enumerate((cpu_ns, max(0, rss_kb - shared), threads)):
                     totals[job][number] += value
         self.look_closer(members)
-        watch_sockets(members)
+        self.watch_sockets(members)
         idle = True
         for job, (cpu_ns, rss_kb, threads) in totals.items():
             if job.spec.kind == KIND_TRUSTED or job.ended:
                 continue
             idle &= job.cpu_ns == cpu_ns
             job.peak_kb, job.cpu_ns = max(job.peak_kb, rss_kb), max(job.cpu_ns, cpu_ns)  # it may just have ended
+            job.threads = threads
             if threads >= job.spec.processes:
                 job.hits |= 4
             kernel_kb = job.kernel_kb + job.sockets_kb
@@ -70,6 +71,31 @@ class Watch:
                 job.kill(ENDED_CPU)
         # Who used no CPU since the last look has not grown either: look less often, Python's look costs something.
         self.every_ns = min(self.every_ns * 2, WATCH_IDLE_NS) if idle else WATCH_NS
+
+    def pids(self, jobs):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+    def few_sockets(self, used):
+        return used < SOCKETS_FEW
+
+    def watch_sockets(self, members):
+        """The buffers of sockets, where no cgroup counts them: see native/watch.c."""
+        watched = [job for job in members if not job.slot and job.spec.memory and job.spec.kind != KIND_TRUSTED]
+        for job in watched:
+            job.sockets_kb = 0
+        if not watched or self.few_sockets(number_after(b"used ", "/proc/self/net/sockstat")):
+            return
+        held = buffered_kb()
+        for job in watched if held else ():
+            for place, _, _ in members[job]:
+                names = listed(f"/proc/{place}/fd")
+                if names is None:
+                    job.sockets_kb += sum(held.values())
+                for name in names or ():
+                    try:
+                        job.sockets_kb += held.pop(os.readlink(f"/proc/{place}/fd/{name}"), 0)
+                    except OSError:
+                        pass
 
     def look_closer(self, members):
         """What only descriptors and mappings show, when the machine's slabs have grown: see native/watch.c."""
@@ -87,7 +113,7 @@ class Watch:
 
 
 def job_of(pid, seen, inits):
-    """By parents, as far as they go. One that ended meanwhile has left its children to another: ask again."""
+    """Find the job of a process by its parents. If one ended meanwhile, its children have another parent: ask again."""
     for _ in range(len(seen) + 64):
         if pid in inits:
             return inits[pid]
@@ -100,26 +126,6 @@ def job_of(pid, seen, inits):
             return None
         pid = entry[0]
     return None
-
-
-def watch_sockets(members):
-    """The buffers of sockets, where no cgroup counts them: see native/watch.c."""
-    watched = [job for job in members if not job.slot and job.spec.memory and job.spec.kind != KIND_TRUSTED]
-    for job in watched:
-        job.sockets_kb = 0
-    if not watched or number_after(b"used ", "/proc/self/net/sockstat") < SOCKETS_FEW:
-        return
-    held = buffered_kb()
-    for job in watched if held else ():
-        for place, _, _ in members[job]:
-            names = listed(f"/proc/{place}/fd")
-            if names is None:
-                job.sockets_kb += sum(held.values())
-            for name in names or ():
-                try:
-                    job.sockets_kb += held.pop(os.readlink(f"/proc/{place}/fd/{name}"), 0)
-                except OSError:
-                    pass
 
 
 def look_at(pid):

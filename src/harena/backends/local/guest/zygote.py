@@ -19,7 +19,7 @@ import sys
 import time
 
 from . import program, wire
-from .files import Files
+from .files import FileServer
 from .program import (
     RESULT_FD,
     cut,
@@ -95,7 +95,7 @@ def receive(fd, size):
 
 
 def serve(settings):
-    handle = {"files": Files, "interpreter": Interpreter}[settings["role"]](settings).handle
+    handle = {"files": FileServer, "interpreter": GuestInterpreter}[settings["role"]](settings).handle
     while True:
         os.set_blocking(SERVER_FD, True)  # a guest may have found it and made it otherwise
         magic, op, _, id, length = HEAD.unpack(receive(SERVER_FD, HEAD.size))
@@ -117,10 +117,11 @@ def reply(id, answer, blob=b""):
     write_all(SERVER_FD, b"".join((head, U32.pack(len(text)), text, blob)))
 
 
-class Interpreter:
+class GuestInterpreter:
     """Keeps one module for all runs of a session."""
 
     native = None  # the native library and ctypes.pythonapi, where forks are possible
+    load_native = None  # loads them at the first fork
 
     def __init__(self, settings):
         self.names, self.runs = new_main(), 0
@@ -158,6 +159,8 @@ class Interpreter:
     def fork(self, count):
         """Forks this process, memory and all. Each fork goes on from here with a socket of its own and answers
         nothing; the state of `random` is copied like everything else, which Python's own fork would not do."""
+        if self.native is None and self.load_native is not None:
+            GuestInterpreter.native = self.load_native()
         native, python = self.native
         others = len([name for name in os.listdir("/proc") if name.isdigit()]) - 2
         random = sys.modules["random"]
@@ -232,9 +235,18 @@ def warm_up():
 def load(preload):
     for name in COMMON:
         __import__(name)
+    load_named(preload)
+
+
+def load_named(preload):
     for name in preload:
         if name.startswith("+"):
             sys.path.append(name[1:])  # where the packages of the spec are
+        elif name.startswith("^"):
+            # Requirements of the spec: ahead of installed packages, and after the standard library, which they must
+            # not replace here.
+            places = [at for at, path in enumerate(sys.path) if path.endswith(("/site-packages", "/dist-packages"))]
+            sys.path.insert(min(places, default=len(sys.path)), name[1:])
         else:
             __import__(name)
 
@@ -264,7 +276,7 @@ def zygote_main(library, cpu, preload):
     warm_up()
     gc.collect()
     gc.freeze()
-    Interpreter.native = native, ctypes.pythonapi
+    GuestInterpreter.native = native, ctypes.pythonapi
     hooks = ctypes.pythonapi.PyOS_BeforeFork, ctypes.pythonapi.PyOS_AfterFork_Child
     serve_forks = native.zygote_serve
     if preload:

@@ -4,23 +4,27 @@
  * host (cgroups, its record) when it ends, however it ends. The second is pid 1 of the box: it builds the root that the
  * plan describes, gives up every capability and serves the host's requests until the host is gone.
  *
- * A plan is a list of NUL-ended words, written by harena/backends/local/plan.py, which decides what is visible; this
+ * A plan is a list of NUL-ended words, written by harena/backends/local/launch/plan.py, which decides what is visible; this
  * file only carries it out:
  *   uid OUTER            who the guest is on the host (given by root alone; others are themselves)
  *   host NAME            its host name
- *   bind SOURCE TARGET ro|rw|dev
+ *   network on           every address is routed to its loopback interface, where the host listens
+ *   map uid|gid LINES    of a box with many ids: for its user namespace, instead of the one user
+ *   helper uid|gid PATH  the program (newuidmap, newgidmap) that writes the map, where the host's user may not
+ *   bind SOURCE TARGET ro|rw|dev|layer
+ *   image COUNT OPTIONS  mounts the overlay of this many layers, see image.c; OPTIONS are those of the tmpfs for changes
  *   tmpfs TARGET OPTIONS | dir TARGET MODE | link TEXT TARGET | file TARGET TEXT | proc TARGET
  *   ro TARGET            makes one mount of the box read-only
  *   home PATH            a cgroup (v2) that the keeper makes the init's namespace in: the kernel moves processes only
  *                        among cgroups that the namespace shows, so this must be above those of the jobs
  *   join PATH            a cgroup.procs file to write the init into
  *   back PATH            the cgroup.procs file that the keeper came from
- *   cgroup PATH | record PATH    to be removed by the keeper */
+ *   cgroup PATH | record PATH    to be removed by the keeper
+ *
+ * One file, however long: its steps build one root and give up rights in one order, which is read from top to bottom. */
 #include "harena.h"
 #include <grp.h>
 #include <linux/capability.h>
-#include <net/if.h>
-#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -39,6 +43,7 @@ static char *words[MAX_WORDS];
 static int word_count, sources[MAX_BINDS], trees[MAX_BINDS], source_count, box_control;
 static int own_quotas; /* the kernel charges what the box uses to a user of its own, not to the one who starts it */
 static const char *outer_uid;
+static const char *id_maps[2], *id_helpers[2]; /* of users and groups */
 
 struct attributes { /* struct mount_attr, which older headers lack */
   uint64_t set, clear, propagation, userns_fd;
@@ -54,7 +59,7 @@ static int arguments_of(const char *verb) {
     int arguments;
   } verbs[] = {{"uid", 1},  {"host", 1}, {"bind", 3},   {"tmpfs", 2},  {"dir", 2},   {"link", 2},
                {"file", 2}, {"proc", 1}, {"cgroup", 1}, {"record", 1}, {"join", 1}, {"ro", 1},
-               {"home", 1}, {"back", 1}};
+               {"home", 1}, {"back", 1}, {"map", 2},    {"helper", 2}, {"image", 2}, {"network", 1}};
   for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
     if (!strcmp(verb, verbs[i].verb)) return verbs[i].arguments;
   return -1;
@@ -101,6 +106,8 @@ static void read_plan(int fd) {
     errno = EINVAL;
     if (arguments_of(words[at]) < 0 || next_step(at) > word_count) die("understand the plan at", words[at]);
     if (!strcmp(words[at], "uid")) outer_uid = words[at + 1];
+    if (!strcmp(words[at], "map")) id_maps[!strcmp(words[at + 1], "gid")] = words[at + 2];
+    if (!strcmp(words[at], "helper")) id_helpers[!strcmp(words[at + 1], "gid")] = words[at + 2];
   }
   if (geteuid() == 0 && (!outer_uid || !strtoul(outer_uid, NULL, 10)) && !only_one_user()) {
     errno = EPERM;
@@ -165,7 +172,7 @@ static void bind_source(int source, int is_tree, const char *path, const char *m
   if (covered < 0 && file) shares_inodes = 1;
   struct attributes attributes = {.set = ATTR_NOSUID};
   if (strcmp(mode, "dev")) attributes.set |= ATTR_NODEV;
-  if (!strcmp(mode, "ro")) attributes.set |= ATTR_RDONLY;
+  if (!strcmp(mode, "ro") || !strcmp(mode, "layer")) attributes.set |= ATTR_RDONLY;
   if (syscall(SYS_mount_setattr, AT_FDCWD, path, 0x8000 /* AT_RECURSIVE */, &attributes, sizeof attributes))
     die("protect (mount_setattr, Linux 5.12)", path);
   if (S_ISDIR(info.st_mode) && !strcmp(mode, "ro")) cover_folder(path);
@@ -294,18 +301,71 @@ static void protect(const char *path) {
   if (syscall(SYS_mount_setattr, AT_FDCWD, path, 0, &attributes, sizeof attributes)) die("protect", path);
 }
 
+static const char *upper_options;
+
+static void start_mounter(void) {
+  static char options[160];
+  int line[2];
+  if (!upper_options) return;
+  snprintf(options, sizeof options, id_maps[0] ? "%s,uid=%d,gid=%d" : "%s", upper_options, IDS_FIRST, IDS_FIRST);
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, line)) die("make a socket", "");
+  pid_t pid = fork();
+  if (pid < 0) die("start the mounter", "");
+  if (pid == 0) mounter_main(line[1], options);
+  close(line[1]);
+  image_mounter = line[0];
+}
+
+static void mount_image(int layers, const char *options) {
+  if (chdir(ROOT "/.harena/layers") || mkdir("../upper", 0755) || mkdir("../uppers", 0755) || mkdir("../root", 0755))
+    die("make the folders of the image", "");
+  if (mount("tmpfs", "../uppers", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=777")) die("mount a place for forks", "");
+  upper_options = options;
+  if (image_upper(options)) die("mount a place for changes of the image", "");
+  if (image_overlay(layers)) die("mount the image (an overlay in a user namespace, Linux 5.11)", "");
+  if (chdir("/")) die("leave the folder of the layers", "");
+}
+
+/* Where a target really is. In an image, links are followed as its own processes would follow them, not as ours would. */
+static const char *target_of(const char *target, int file) {
+  static char path[4200];
+  char link[64];
+  size_t length = strlen(IMAGE_ROOT "/");
+  if (strncmp(target, IMAGE_ROOT "/", length)) {
+    make_parents(inside(target));
+    return inside(target);
+  }
+  int root = open(ROOT IMAGE_ROOT, O_PATH | O_DIRECTORY | O_CLOEXEC), found = root < 0 ? -1 : image_open(root, target + length - 1, 1, file);
+  if (found < 0) die("make in the image", target);
+  snprintf(link, sizeof link, "/proc/self/fd/%d", found);
+  ssize_t got = readlink(link, path, sizeof path - 1);
+  if (got <= 0 || got >= (ssize_t)sizeof path - 1) die("find in the image", target);
+  path[got] = 0;
+  errno = EXDEV;
+  if (strncmp(path, ROOT IMAGE_ROOT "/", strlen(ROOT IMAGE_ROOT "/"))) die("stay in the image at", target);
+  close(root);
+  close(found);
+  return path;
+}
+
 static void carry_out(int at, int *bound) {
   const char *verb = words[at], *first = words[at + 1], *second = words[at + 2];
   if (!strcmp(verb, "uid") || !strcmp(verb, "cgroup") || !strcmp(verb, "record") || !strcmp(verb, "join") ||
-      !strcmp(verb, "home") || !strcmp(verb, "back"))
+      !strcmp(verb, "home") || !strcmp(verb, "back") || !strcmp(verb, "map") || !strcmp(verb, "helper") ||
+      !strcmp(verb, "network"))
     return;
+  if (!strcmp(verb, "image")) return mount_image(atoi(first), second);
   if (!strcmp(verb, "ro")) return protect(inside(first));
   if (!strcmp(verb, "host")) {
     if (sethostname(first, strlen(first))) die("name the host", first);
     return;
   }
-  const char *path = inside(!strcmp(verb, "bind") || !strcmp(verb, "link") ? second : first);
-  make_parents(path);
+  struct stat info;
+  int bind = !strcmp(verb, "bind"), named = !strcmp(verb, "link") || !strcmp(verb, "file"), folder = 1;
+  if (bind && fstat(sources[*bound], &info)) die("look at", first);
+  if (bind) folder = S_ISDIR(info.st_mode);
+  const char *path = named ? inside(!strcmp(verb, "link") ? second : first) : target_of(bind ? second : first, !folder);
+  if (named) make_parents(path);
   if (!strcmp(verb, "bind")) {
     bind_source(sources[*bound], trees[*bound] >= 0, path, words[at + 3], parents[*bound], words[at + 1]);
     (*bound)++;
@@ -321,11 +381,15 @@ static void carry_out(int at, int *bound) {
   }
 }
 
-static void loopback_up(void) {
-  struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
-  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0 || ioctl(fd, SIOCSIFFLAGS, &request)) die("start the loopback interface", "");
-  close(fd);
+static void start_network(void) {
+  if (loopback_up()) die("start the loopback interface", "");
+  for (int at = 0; at < word_count; at = next_step(at))
+    if (!strcmp(words[at], "network") && route_everything()) die("route to the loopback interface", "");
+}
+
+static void become_user(int id) {
+  if (outer_uid && (setgroups(0, NULL) || setresgid(id, id, id) || setresuid(id, id, id))) die("become the guest's user", "");
+  if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) die("stay readable to itself", "");
 }
 
 static void build_root(void) {
@@ -333,9 +397,7 @@ static void build_root(void) {
   if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) die("detach the mounts", "");
   open_sources();
   open_parents();
-  if (outer_uid && (setgroups(0, NULL) || setresgid(GUEST_ID, GUEST_ID, GUEST_ID) || setresuid(GUEST_ID, GUEST_ID, GUEST_ID)))
-    die("become the guest's user", "");
-  if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) die("stay readable to itself", "");
+  become_user(id_maps[0] ? IDS_FIRST : GUEST_ID);
   umask(0);
   if (mount("tmpfs", ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=32m,mode=755")) die("mount the root", "");
   if (mkdir(ROOT "/.harena", 0755) || mkdir(NOTHING, 0555)) die("make the folder", NOTHING);
@@ -345,6 +407,7 @@ static void build_root(void) {
   if (chdir(ROOT) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) die("change the root", "");
   protect("/");
   umask(022);
+  if (id_maps[0]) become_user(GUEST_ID); /* whom no guest is: the files belong to the root among their ids */
 }
 
 /* An ordinary user's boxes share the user's quotas with everything else of that user. A namespace remembers the limit of
@@ -390,14 +453,15 @@ static int init_box(int go) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL)) die("follow the keeper", "");
   if (read(go, &byte, 1) != 1) _exit(111); /* the keeper has said why */
   close(go);
-  loopback_up();
+  start_network();
   build_root();
+  start_mounter();
   share_inotify();
   share_quotas(8);
   use_all_descriptors();
   /* changing the user cleared this */
   if (prctl(PR_SET_PDEATHSIG, SIGKILL)) die("follow the keeper", "");
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || drop_capabilities()) die("give up capabilities", "");
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || drop_capabilities(id_maps[0] ? IDS_KEPT : 0)) die("give up capabilities", "");
   for (int fd = 0; fd < 3; fd++) {
     int null = open("/dev/null", O_RDWR);
     if (null < 0 || dup2(null, fd) < 0) die("open /dev/null", "");
@@ -423,6 +487,13 @@ static void write_map(pid_t pid, const char *file, const char *text) {
   close(fd);
 }
 
+/* The guest, in an image its root, as the host numbers it: the map's line for IDS_FIRST is the last one. */
+static unsigned long guest_outside(int group) {
+  unsigned long outside = strtoul(outer_uid, NULL, 10);
+  const char *line = id_maps[group] ? strstr(id_maps[group], IDS_FIRST_TEXT " ") : NULL;
+  return line ? strtoul(line + strlen(IDS_FIRST_TEXT " "), NULL, 10) : outside;
+}
+
 /* A namespace in which the owner of a folder is the guest, for mounts that show it so. */
 static int owner_as_guest(const struct stat *info) {
   char map[64], path[64];
@@ -432,9 +503,9 @@ static int owner_as_guest(const struct stat *info) {
     _exit(0);
   }
   if (pid < 0) return -1;
-  snprintf(map, sizeof map, "%u %s 1", (unsigned)info->st_uid, outer_uid);
+  snprintf(map, sizeof map, "%u %lu 1", (unsigned)info->st_uid, guest_outside(0));
   write_map(pid, "uid_map", map);
-  snprintf(map, sizeof map, "%u %s 1", (unsigned)info->st_gid, outer_uid);
+  snprintf(map, sizeof map, "%u %lu 1", (unsigned)info->st_gid, guest_outside(1));
   write_map(pid, "gid_map", map);
   snprintf(path, sizeof path, "/proc/%d/ns/user", (int)pid);
   int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -476,8 +547,32 @@ static void take_sources(void) {
   }
 }
 
+/* newuidmap PID, then the numbers of the map. */
+static void map_with_helper(pid_t pid, const char *program, const char *map) {
+  static char text[1024];
+  char number[24], *words[64] = {(char *)program, number}, *envp[] = {NULL};
+  int count = 2, status;
+  snprintf(number, sizeof number, "%d", (int)pid);
+  snprintf(text, sizeof text, "%s", map);
+  for (char *word = strtok(text, " \n"); word && count < 63; word = strtok(NULL, " \n")) words[count++] = word;
+  pid_t helper = vfork();
+  if (helper == 0) {
+    execve(program, words, envp);
+    _exit(127);
+  }
+  if (helper < 0) die("start", program);
+  while (waitpid(helper, &status, 0) < 0 && errno == EINTR) {}
+  errno = EPERM;
+  if (!WIFEXITED(status) || WEXITSTATUS(status)) die("map its ids with", program);
+}
+
 static void map_user(pid_t pid) {
   char map[64];
+  for (int i = 0; i < 2 && id_maps[i]; i++) {
+    if (id_helpers[i]) map_with_helper(pid, id_helpers[i], id_maps[i]);
+    else write_map(pid, i ? "gid_map" : "uid_map", id_maps[i]);
+  }
+  if (id_maps[0]) return;
   if (!outer_uid) write_map(pid, "setgroups", "deny");
   snprintf(map, sizeof map, "%d %s 1", GUEST_ID, outer_uid ? outer_uid : "");
   if (!outer_uid) snprintf(map, sizeof map, "%d %d 1", GUEST_ID, (int)geteuid());

@@ -13,24 +13,49 @@
 
 struct config config = {.cgroup_memory = -1, .cgroup_pids = -1, .cgroup_v2 = -1};
 
-static int drop_bounds(void) {
+int drop_bounds(uint64_t keep) {
   for (int cap = 0; cap < 64; cap++)
-    if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) {
+    if (!(keep >> cap & 1) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) {
       if (errno == EINVAL && cap) break; /* past the last capability of this kernel */
       return -1;
     }
   return 0;
 }
 
-static int drop_held(void) {
+static int drop_held(uint64_t keep) {
   struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
-  struct __user_cap_data_struct none[2];
-  memset(none, 0, sizeof none);
+  struct __user_cap_data_struct held[2];
+  memset(held, 0, sizeof held);
   if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) && errno != EINVAL) return -1;
-  return syscall(SYS_capset, &head, none);
+  if (keep && syscall(SYS_capget, &head, held)) return -1;
+  for (int i = 0; i < 2; i++) { /* of those to keep, what it has: an ordinary user of an image has none */
+    held[i].permitted = held[i].effective = held[i].permitted & (uint32_t)(keep >> 32 * i);
+    held[i].inheritable = 0;
+  }
+  return syscall(SYS_capset, &head, held);
 }
 
-int drop_capabilities(void) { return drop_bounds() || drop_held() ? -1 : 0; }
+int drop_capabilities(uint64_t keep) { return drop_bounds(keep) || drop_held(keep) ? -1 : 0; }
+
+int held_capabilities(uint64_t *held) {
+  struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+  struct __user_cap_data_struct now[2];
+  if (syscall(SYS_capget, &head, now)) return -1;
+  *held = now[0].permitted | (uint64_t)now[1].permitted << 32;
+  return 0;
+}
+
+/* For our own code only: see spawn_trusted. */
+int keep_across_exec(uint64_t capabilities) {
+  struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+  struct __user_cap_data_struct held[2];
+  if (syscall(SYS_capget, &head, held)) return -1;
+  for (int i = 0; i < 2; i++) held[i].inheritable = held[i].permitted & (uint32_t)(capabilities >> 32 * i);
+  if (syscall(SYS_capset, &head, held)) return -1;
+  for (int cap = 0; cap < 64; cap++)
+    if (capabilities >> cap & 1 && prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0)) return -1;
+  return 0;
+}
 
 int stay_on_cpu(int cpu) {
   cpu_set_t one;
@@ -69,20 +94,24 @@ static int landlock_allow(int ruleset, const char *path, uint64_t rights) {
 int landlock_abi(void) {
   static int abi = -1;
   if (abi < 0) abi = syscall(SYS_landlock_create_ruleset, NULL, 0, 1);
-  return abi < 0 ? abi = 0 : abi;
+  if (abi < 0 && (errno == ENOSYS || errno == EOPNOTSUPP)) abi = 0;
+  return abi;
 }
 
 /* A second wall behind the read-only mounts. Programs that share a box's network namespace must not meet on abstract
  * sockets: they get a scope of their own. A forkable interpreter's forks will have files on mounts that are not there
- * yet, and a rule cannot name those: it may write wherever the mounts let it. */
+ * yet, and a rule cannot name those: it may write wherever the mounts let it. So may all in an image, whose root is
+ * writable: a rule for the root holds for every mount below it. */
 static int landlock_ruleset(const struct spawn *spec) {
   int abi = landlock_abi();
+  if (abi < 0) return -1;
   struct {
     uint64_t fs, net, scoped;
   } rules = {landlock_rights(abi), 0, spec->flags & SPAWN_FRESH_FS ? LANDLOCK_SCOPE_ABSTRACT : 0};
   int ruleset = syscall(SYS_landlock_create_ruleset, &rules, abi >= 6 ? sizeof rules : sizeof rules.fs, 0);
   if (ruleset < 0) return -1;
-  int failed = landlock_allow(ruleset, "/", spec->flags & SPAWN_FORKABLE ? rules.fs : LANDLOCK_READ);
+  int anywhere = spec->flags & SPAWN_FORKABLE || config.image.on;
+  int failed = landlock_allow(ruleset, "/", anywhere ? rules.fs : LANDLOCK_READ);
   for (const char *path = config.write_paths; !failed && *path; path += strlen(path) + 1)
     failed = landlock_allow(ruleset, path, rules.fs);
   if (!failed) return ruleset;
@@ -152,9 +181,9 @@ static const char *filter_calls(const struct spawn *spec) {
  * either keeps the command from tracing it, and its memory is that of our loop. */
 const char *confine_ahead(const struct spawn *spec, int *ruleset) {
   *ruleset = -1;
-  if (landlock_abi() >= 1 && (*ruleset = landlock_ruleset(spec)) < 0) return "landlock";
+  if (landlock_abi() && (*ruleset = landlock_ruleset(spec)) < 0) return "landlock";
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return "no_new_privs";
-  if (drop_bounds()) return "capabilities";
+  if (drop_bounds(config.image.keep)) return "capabilities";
   return filter_calls(spec);
 }
 
@@ -163,7 +192,7 @@ const char *confine_after(const struct spawn *spec, int counted, int ruleset) {
   const char *failed = bound(spec, counted);
   if (failed) return failed;
   if (ruleset >= 0 && syscall(SYS_landlock_restrict_self, ruleset, 0)) return "landlock";
-  return drop_held() ? "capabilities" : NULL;
+  return drop_held(config.image.keep) ? "capabilities" : NULL;
 }
 
 const char *confine(const struct spawn *spec, int counted) {
@@ -171,11 +200,14 @@ const char *confine(const struct spawn *spec, int counted) {
   const char *failed = bound(spec, counted);
   if (failed) return failed;
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return "no_new_privs";
-  if (landlock_abi() >= 1) { /* else the kernel has none: the mount namespace is the wall */
+  /* else the kernel has none, or the root of an image changes with a fork and no rule could name the new one: the mount
+   * namespace is the wall */
+  if (landlock_abi() && !(config.image.on && spec->flags & SPAWN_FORKABLE)) {
     if ((ruleset = landlock_ruleset(spec)) < 0 || syscall(SYS_landlock_restrict_self, ruleset, 0)) return "landlock";
     close(ruleset);
   }
-  if (drop_capabilities()) return "capabilities";
+  /* another user than root has lost the right to give up bounds: image_become did it */
+  if (config.image.full && config.image.uid ? drop_held(0) : drop_capabilities(config.image.keep)) return "capabilities";
   if (spec->kind != KIND_EXEC && prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) return "dumpable"; /* for a command execve does it */
   return filter_calls(spec);
 }

@@ -3,18 +3,20 @@
  * announced, in the time that the fork has; every other one is refused. A second wall stands behind: its user namespace
  * may have no others in it (max_user_namespaces 0), except between our yes and the fork's hello. We, not the guest, then
  * set the fork up from outside: its user, its own copy of the files, its /proc, its loopback. Whatever fails, or takes
- * too long, ends the fork and everything that was cloned for it. */
+ * too long, ends the fork and everything that was cloned for it.
+ *
+ * One file, however long: what keeps a guest out of it is the order of these steps. */
 #include "harena.h"
 #include <dirent.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <net/if.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 
 #define HELPER_STACK (256 << 10)
 #define CLONE_WITHIN_NS (60ull * 1000000000) /* of the announcement; as long as the host waits for the interpreter */
@@ -35,6 +37,8 @@ struct helper {
   pid_t pid;
   uint64_t fs_bytes;
   const char *allowed;
+  int view, source; /* its number, and its parent's, in a box from an image */
+  int opened[8], count; /* descriptors that end with the helper */
   const char *volatile failed;
   volatile int number, done;
 };
@@ -53,6 +57,35 @@ static int enter(int pidfd, int spaces) { return syscall(SYS_setns, pidfd, space
 
 /* ---- copying the files ---- */
 
+/* In a box from an image files have owners, and what it has changed has attributes and whiteouts of the overlay. */
+
+static mode_t copied_mode(const struct stat *info) { return info->st_mode & (config.image.on ? 07777 : 01777); }
+
+static int copy_owner(int to, const char *name, const struct stat *info) {
+  if (!config.image.full) return 0;
+  return fchownat(to, name, info->st_uid, info->st_gid, AT_SYMLINK_NOFOLLOW);
+}
+
+struct attributes {
+  char names[8 << 10], value[8 << 10];
+};
+
+static int copy_attributes(int from, int to) {
+  if (!config.image.on) return 0;
+  struct attributes *room = vault_take(sizeof *room);
+  ssize_t names = room ? flistxattr(from, room->names, sizeof room->names) : -1, got = 0;
+  for (char *name = room ? room->names : NULL; names > 0 && got >= 0 && name < room->names + names; name += strlen(name) + 1) {
+    if (strncmp(name, "user.", 5) && strcmp(name, "security.capability")) continue;
+    got = fgetxattr(from, name, room->value, sizeof room->value);
+    if (got >= 0 && fsetxattr(to, name, room->value, got, 0)) got = -1;
+  }
+  int number = errno;
+  vault_give(room, sizeof *room);
+  errno = number;
+  if (names < 0 && number == ENOTSUP) return 0;
+  return !room || names < 0 || got < 0 ? -1 : 0;
+}
+
 static int copy_file(int from, int to, const char *name, const struct stat *info) {
   int in = openat(from, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (in < 0) return -1;
@@ -64,7 +97,7 @@ static int copy_file(int from, int to, const char *name, const struct stat *info
   }
   failed = failed || ftruncate(out, info->st_size);
   struct timespec times[2] = {info->st_atim, info->st_mtim};
-  failed = failed || fchmod(out, info->st_mode & 01777) || futimens(out, times);
+  failed = failed || copy_owner(to, name, info) || copy_attributes(in, out) || fchmod(out, copied_mode(info)) || futimens(out, times);
   int number = errno;
   if (out >= 0) close(out);
   close(in);
@@ -108,8 +141,9 @@ static int copy_entry(int from, int to, const char *name, char *target, int dept
     ssize_t len = readlinkat(from, name, target, sizeof ((struct listing *)0)->target - 1);
     if (len < 0) return errno == ENOENT ? 0 : -1;
     target[len] = 0;
-    return symlinkat(target, to, name) || utimensat(to, name, times, AT_SYMLINK_NOFOLLOW);
+    return symlinkat(target, to, name) || copy_owner(to, name, &info) || utimensat(to, name, times, AT_SYMLINK_NOFOLLOW);
   }
+  if (config.image.on && S_ISCHR(info.st_mode) && !info.st_rdev) return mknodat(to, name, S_IFCHR | 0600, 0); /* a whiteout */
   if (!S_ISDIR(info.st_mode)) return 0;
   if (mkdirat(to, name, 0700)) return -1;
   int a = openat(from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -120,14 +154,24 @@ static int copy_entry(int from, int to, const char *name, char *target, int dept
     if (b >= 0) close(b);
     return errno = number, -1;
   }
-  return copy_tree(a, b, depth + 1) || fchmodat(to, name, info.st_mode & 01777, 0) || utimensat(to, name, times, 0);
+  if (copy_attributes(a, b) || copy_owner(to, name, &info)) {
+    int number = errno;
+    close(a);
+    close(b);
+    return errno = number, -1;
+  }
+  return copy_tree(a, b, depth + 1) || fchmodat(to, name, copied_mode(&info), 0) || utimensat(to, name, times, 0);
 }
 
-static int own_copy(const char *path, const char *mode, uint64_t bytes, int with_files) {
+int copy_whole(int from, int to) { return copy_tree(from, to, 0); }
+
+/* `before`: a descriptor of the folder to copy, which is taken */
+int own_copy(const char *path, const char *mode, uint64_t bytes, int before, int with_files) {
   char options[128];
+  int uid = config.image.on ? (int)config.image.uid : GUEST_ID, gid = config.image.on ? (int)config.image.gid : GUEST_ID;
+  if (*mode == '1' && config.image.full) uid = gid = 0;
   snprintf(options, sizeof options, "size=%llu,nr_inodes=%llu,mode=%s,uid=%d,gid=%d", (unsigned long long)bytes,
-           (unsigned long long)(bytes >> 14) + 16384, mode, GUEST_ID, GUEST_ID);
-  int before = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+           (unsigned long long)(bytes >> 14) + 16384, mode, uid, gid);
   if (before < 0) return -1;
   if (mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, options)) return close(before), -1;
   if (!with_files) return close(before);
@@ -147,11 +191,17 @@ static int helper_failed(struct helper *helper, const char *step) {
   return 1;
 }
 
+static int noted(struct helper *helper, int fd) {
+  if (fd >= 0 && helper->count < 8) helper->opened[helper->count++] = fd;
+  return fd;
+}
+
 /* /proc shows the pid namespace of the process that mounts it, so this one must be born in the fork's. There the guest
  * sees it and may signal it, which is why it does nothing else and its end is checked. */
 static int proc_main(void *arg) {
   struct helper *helper = arg;
-  long failed = raw5(SYS_mount, (long)"proc", (long)"/proc", (long)"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, 0);
+  const char *place = config.image.on ? IMAGE_ASIDE "/proc" : "/proc";
+  long failed = raw5(SYS_mount, (long)"proc", (long)place, (long)"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, 0);
   helper->number = -failed;
   helper->done = !failed;
   raw5(SYS_exit_group, 0, 0, 0, 0, 0);
@@ -184,24 +234,28 @@ static int mount_proc(struct helper *helper) {
   return helper->done ? 0 : (errno = helper->number, -1);
 }
 
-static int loopback_up(void) {
-  struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
-  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return -1;
-  int failed = ioctl(fd, SIOCSIFFLAGS, &request);
-  close(fd);
-  return failed;
+/* The same ids as its parent has: each line of that map, onto itself. */
+static int same_ids(const char *map, char *text, size_t room) {
+  unsigned long first, outside, count;
+  int at = 0, read = 0;
+  for (*text = 0; sscanf(map, "%lu %lu %lu%n", &first, &outside, &count, &read) == 3; map += read) {
+    at += snprintf(text + at, room - at, "%lu %lu %lu\n", first, first, count);
+    if (at >= (int)room) return errno = E2BIG, -1;
+  }
+  return at ? 0 : (errno = EINVAL, -1);
 }
 
 static int map_user(pid_t pid) {
-  char path[64], map[32];
-  snprintf(map, sizeof map, "%d %d 1", GUEST_ID, GUEST_ID);
+  char path[64], uids[512], gids[512];
+  snprintf(uids, sizeof uids, "%d %d 1", GUEST_ID, GUEST_ID);
+  snprintf(gids, sizeof gids, "%d %d 1", GUEST_ID, GUEST_ID);
+  if (config.image.on && (same_ids(config.image.uid_map, uids, sizeof uids) || same_ids(config.image.gid_map, gids, sizeof gids))) return -1;
   snprintf(path, sizeof path, "/proc/%d/setgroups", (int)pid);
-  if (put(path, "deny")) return -1;
+  if (!config.image.full && put(path, "deny")) return -1;
   snprintf(path, sizeof path, "/proc/%d/uid_map", (int)pid);
-  if (put(path, map)) return -1;
+  if (put(path, uids)) return -1;
   snprintf(path, sizeof path, "/proc/%d/gid_map", (int)pid);
-  return put(path, map);
+  return put(path, gids);
 }
 
 static int set_up_main(void *arg) {
@@ -210,16 +264,26 @@ static int set_up_main(void *arg) {
   if (helper->allowed && put("/proc/sys/user/max_user_namespaces", helper->allowed))
     return helper_failed(helper, "limit user namespaces");
   if (helper->target < 0) return 0;
+  if (config.image.full && image_root()) return helper_failed(helper, "become root of the image");
   if (map_user(helper->pid)) return helper_failed(helper, "map the fork's user");
-  int limits = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC); /* the fork's will be read-only */
+  int limits = noted(helper, open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC)); /* the fork's will be read-only */
   if (limits < 0) return helper_failed(helper, "open /proc");
+  int tree = -1;
+  const char *step = config.image.on ? image_copy(helper->view, helper->source, &tree) : NULL;
+  noted(helper, tree);
+  if (step) return helper_failed(helper, step);
   if (enter(helper->target, CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET)) return helper_failed(helper, "enter the fork");
   if (loopback_up()) return helper_failed(helper, "start the loopback interface");
+  int workspace = open("/workspace", O_RDONLY | O_DIRECTORY | O_CLOEXEC), temporary = open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  int shared = open("/dev/shm", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (config.image.on && (step = image_attach(tree))) return helper_failed(helper, step);
   if (mount_proc(helper)) return helper_failed(helper, "mount the fork's /proc");
+  if (config.image.on && (step = image_replace())) return helper_failed(helper, step);
   if (mount_terminals()) return helper_failed(helper, "mount the fork's /dev/pts");
-  if (own_copy("/workspace", "755", helper->fs_bytes, 1)) return helper_failed(helper, "copy /workspace");
-  if (own_copy("/tmp", "1777", helper->fs_bytes, 1)) return helper_failed(helper, "copy /tmp");
-  if (own_copy("/dev/shm", "1777", helper->fs_bytes, 0)) return helper_failed(helper, "mount /dev/shm");
+  if (own_copy("/workspace", "755", helper->fs_bytes, workspace, 1)) return helper_failed(helper, "copy /workspace");
+  if (own_copy("/tmp", "1777", helper->fs_bytes, temporary, 1)) return helper_failed(helper, "copy /tmp");
+  if (own_copy("/dev/shm", "1777", helper->fs_bytes, shared, 0)) return helper_failed(helper, "mount /dev/shm");
+  if (config.image.on && (step = image_remember(helper->view))) return helper_failed(helper, step);
   if (enter(helper->target, CLONE_NEWUSER)) return helper_failed(helper, "enter the fork's user namespace");
   if (fchdir(limits) || put("sys/user/max_user_namespaces", "0")) return helper_failed(helper, "limit user namespaces");
   helper->done = 2;
@@ -229,9 +293,11 @@ static int set_up_main(void *arg) {
 static int run_helper(struct helper *helper) {
   static char stack[HELPER_STACK] __attribute__((aligned(16)));
   int status = -1;
-  pid_t pid = clone(set_up_main, stack + HELPER_STACK, CLONE_VM | CLONE_VFORK | SIGCHLD, helper);
+  int files = config.image.on ? CLONE_FILES : 0; /* to leave us a descriptor */
+  pid_t pid = clone(set_up_main, stack + HELPER_STACK, CLONE_VM | CLONE_VFORK | files | SIGCHLD, helper);
   if (pid < 0) return helper_failed(helper, "start a helper"), -1;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+  for (int i = 0; files && i < helper->count; i++) close(helper->opened[i]);
   if (!helper->failed && (!WIFEXITED(status) || WEXITSTATUS(status) || (helper->target >= 0 && helper->done != 2)))
     errno = EINTR, helper_failed(helper, "finish the fork's namespaces");
   errno = helper->number;
@@ -488,9 +554,10 @@ static const char *adopt(struct job *parent, struct pending *slot, pid_t pid) {
   job->wstatus = -1;
   job->started_ns = now_ns();
   job->pidfd = syscall(SYS_pidfd_open, pid, 0);
-  struct helper helper = {.target = job->pidfd, .parent = parent->pidfd, .pid = pid, .fs_bytes = spec.fs_bytes};
+  struct helper helper = {.target = job->pidfd, .parent = parent->pidfd, .pid = pid, .fs_bytes = spec.fs_bytes, .view = slot->view, .source = parent->view};
   if (job->pidfd < 0) step = "find the fork";
   else if (!is_fork_of(pid, parent)) errno = EPERM, step = "take what was cloned for a fork";
+  else if (config.image.on && (step = image_prepare(slot->view, parent->view, 0))) {}
   else if (run_helper(&helper)) step = (const char *)helper.failed;
   else if (slot_adopt(job, pid)) step = "join cgroup";
   else if (view_add(slot->view, pid)) step = "open the fork's namespaces";
@@ -499,6 +566,7 @@ static const char *adopt(struct job *parent, struct pending *slot, pid_t pid) {
   else if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, tells)) step = "make a socket";
   else if (answer_fork(parent->forks, (int[]){slot->fds[0], slot->fds[1], slot->fds[2], ends[1], tells[1]})) step = "answer the fork";
   int number = errno;
+  if (step) image_forget(slot->view);
   if (ends[1] >= 0) close(ends[1]);
   if (tells[1] >= 0) close(tells[1]);
   job->forks = ends[0];
@@ -558,7 +626,7 @@ void forks_hello(struct job *parent) {
 /* The fork whose init holds the view's namespaces. */
 struct job *view_owner(int view) {
   for (int i = 0; i < jobs_end; i++)
-    if (jobs[i].used && jobs[i].adopted && jobs[i].view == view) return &jobs[i];
+    if (jobs[i].used && ((jobs[i].adopted && jobs[i].view == view) || (jobs[i].holds && jobs[i].holds == view))) return &jobs[i];
   return NULL;
 }
 
@@ -569,6 +637,7 @@ void forks_ended(struct job *above) {
 /* Ends all of a view but the forks inside it, which end it when the last of them does. */
 int view_close(int view) {
   struct job *owner = view_owner(view);
+  image_forget(view);
   if (view <= 0 || view >= MAX_VIEWS) return errno = EINVAL, -1;
   for (int i = 0; i < jobs_end; i++)
     if (jobs[i].used && !jobs[i].adopted && jobs[i].view == view) job_kill(&jobs[i], ENDED_HOST);

@@ -7,6 +7,7 @@
  * serve.c    the loop that takes requests from the host and reports what became of the jobs
  * fork.c     forks of a live interpreter into namespaces of their own
  * watch.c    memory, CPU and process limits where no cgroup enforces them
+ * image.c    boxes whose root is an image
  * zygote.c   the same loop inside a warm Python, where a job is a fork of the interpreter
  *
  * Host and box speak over a stream socket in frames: struct head, then `len` bytes. All integers are
@@ -40,6 +41,13 @@
   (CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_PARENT | CLONE_VM | CLONE_VFORK | SIGCHLD)
 #define INIT_PATH "/.harena/init" /* this launcher, as boxes see it: the init of a fork's namespaces */
 #define GUEST_ID 1000 /* uid and gid inside every box */
+#define IMAGE_ROOT "/.harena/root"
+#define MAX_UPPERS 256
+#define MAX_FROZEN 64 /* layers of one view that were changes of its ancestors */
+#define IMAGE_ASIDE "/tmp" /* where a fork's image is mounted until it becomes the root */
+#define IDS_FIRST 100000 /* in a box with many ids: its number for the root of jobs */
+#define IDS_FIRST_TEXT "100000"
+#define IDS_KEPT (1ull << 6 | 1ull << 7) /* CAP_SETGID, CAP_SETUID: with them init and zygote map the ids of jobs */
 
 /* The descriptors of a fork of the zygote, after its stdio. */
 enum { RESULT_FD = 3, HAND_FD = 4, EXTRA_FD = 5, FORKS_FD = 6 };
@@ -76,7 +84,19 @@ struct profile_filter {
   uint16_t count;
 };
 
+struct image { /* of a box whose root is one: see image.c */
+  int on, full; /* full: a job has many ids, not only one */
+  uint32_t uid, gid, layers;
+  uint64_t keep; /* capabilities of guests that are root */
+  uint64_t root_bytes; /* how much may be written outside of /workspace and the like */
+  char uid_map[512], gid_map[512], mounts[4096], cwd[4096];
+  char **python, **python_env; /* the command that starts its Python, once the host has found one */
+  gid_t groups[64];
+  int group_count;
+};
+
 struct config {
+  struct image image;
   struct profile_filter filter[PROFILES];
   char write_paths[4096]; /* NUL-separated, ended by an empty one: what Landlock leaves writable */
   cpu_set_t all_cpus; /* a loop and the inits that share its memory stay on one processor; guests get all of these */
@@ -126,7 +146,7 @@ struct job {
   uint64_t sockets_kb; /* in the buffers of its sockets */
   uint64_t slabs_kb;  /* of the whole machine, when the job was first seen */
   /* written by the job's init, which shares our memory */
-  volatile int ready, go, main_pid, wstatus, exec_errno, failed_errno;
+  volatile int ready, go, mapped, main_pid, wstatus, exec_errno, failed_errno;
   const char *volatile failed_step;
   void *stack;
   struct job *above; /* the forkable job inside whose user namespace this one lives */
@@ -138,6 +158,7 @@ struct job {
   struct rusage usage; /* and what it used */
   int condemned;     /* answered; killed at its deadline */
   int closing;       /* ends when the last fork inside it does */
+  int holds, source, over; /* the view that its init holds, the one whose files that has, and whether it takes over */
 };
 extern struct job *jobs; /* MAX_JOBS of them, in the vault: a fork has none */
 extern int jobs_end; /* no job is used from here on */
@@ -147,14 +168,18 @@ const char *confine(const struct spawn *spec, int counted); /* NULL, or the step
 const char *confine_ahead(const struct spawn *spec, int *ruleset); /* the same in two steps: by the init, and by its command */
 const char *confine_after(const struct spawn *spec, int counted, int ruleset);
 void measure_data(void);
-int drop_capabilities(void);
+int drop_capabilities(uint64_t keep);
+int drop_bounds(uint64_t keep);
+int held_capabilities(uint64_t *held);
+int keep_across_exec(uint64_t capabilities);
 int stay_on_cpu(int cpu);
-int landlock_abi(void); /* 0: the kernel has none */
+int landlock_abi(void); /* 0: the kernel has none; -1: it could not say, and nothing may run without */
 
 /* job.c */
 int job_spawn(struct job *job, int (*become)(struct job *)); /* 0, or -1 with failed_step and errno set */
 int job_go(struct job *job); /* hands a command to an init that waits; as job_spawn */
 int job_exec(struct job *job);                               /* `become` for KIND_EXEC */
+int job_python(struct job *job);                             /* and for Python of an image */
 extern int bell; /* rung by an init that is `alone` */
 void job_kill(struct job *job, uint32_t why);
 void job_free(struct job *job);
@@ -162,9 +187,34 @@ void slot_read_hits(struct job *job);
 int slot_join(struct job *job, pid_t pid);
 int slot_adopt(struct job *job, pid_t pid); /* a slot for a process that another job's init has made */
 int view_add(int view, pid_t pid);
+int view_pidfd(int view); /* or -1 */
 int mount_terminals(void);
 
+/* image.c: what returns text returns NULL, or the step that failed with errno set */
+int image_upper(const char *options);
+int image_overlay(int count);
+int image_open(int root, const char *path, int make, int file);
+const char *image_enter(const struct spawn *spec);
+const char *image_fresh(void);
+extern int image_mounter; /* a socket to it */
+_Noreturn void mounter_main(int line, const char *options);
+const char *image_prepare(int view, int source, int over);
+void image_forget(int view);
+void image_take_over(int view, int source);
+int image_view_of(int view); /* the one that has taken over from it, or itself */
+const char *image_remember(int view);
+const char *image_view(int view, int source, uint64_t bytes, int over);
+const char *image_copy(int view, int source, int *tree);
+const char *image_attach(int tree);
+const char *image_replace(void);
+int image_map(pid_t pid);
+int image_root(void);
+int image_become(int sealed);
+int image_config(const char *body, size_t len);
+
 /* fork.c */
+int copy_whole(int from, int to); /* with owners, attributes and whiteouts */
+int own_copy(const char *path, const char *mode, uint64_t bytes, int before, int with_files);
 int forks_listen(void); /* called by a process that will be a forkable guest; its listener, or -1 */
 void forks_asked(struct job *job);
 void forks_enforce_time(uint64_t now);
@@ -176,6 +226,11 @@ void forks_farewell(struct job *job);
 void forks_ended(struct job *above); /* one that lived inside it has */
 struct job *view_owner(int view);
 int view_close(int view);
+
+/* network.c */
+int loopback_up(void);
+int route_everything(void); /* to the loopback interface; needs CAP_NET_ADMIN */
+int make_socket(const struct socket_request *request); /* a descriptor, or -1 */
 
 /* vault.c */
 void *vault_take(size_t size); /* NULL with errno set, also where the kernel cannot keep it from forks */

@@ -1,6 +1,8 @@
 /* One execution. Every job has namespaces of its own and an init in them that shares our memory (CLONE_VM), so that
  * making it copies no page tables and its report needs no pipe. The init is pid 1 of the job; when the job's main
- * process ends, or we kill the init, the kernel ends everything else in there. */
+ * process ends, or we kill the init, the kernel ends everything else in there.
+ *
+ * One file: the loop, the init and the main process of a job take turns in the same structure. */
 #include "harena.h"
 #include <limits.h>
 #include <linux/futex.h>
@@ -94,7 +96,7 @@ static int slot_limit(struct slot *slot, const struct spawn *spec) {
 
 static int slot_take(struct job *job) {
   job->slot = -1;
-  if (!have_cgroups() || job->spec.kind == KIND_TRUSTED || job->waiting) return 0;
+  if (!have_cgroups() || job->spec.kind == KIND_TRUSTED || job->waiting || job->holds) return 0;
   for (int i = 0; i < SLOTS; i++) {
     struct slot *slot = &slots[i];
     if (slot->busy) continue;
@@ -119,7 +121,35 @@ int slot_join(struct job *job, pid_t pid) {
   return 0;
 }
 
-int slot_adopt(struct job *job, pid_t pid) { return slot_take(job) || slot_join(job, pid) ? -1 : 0; }
+/* Cgroups of version 1 take a process only from its own user: an image's guest is another one than we are. */
+static int slot_join_as_guest(struct job *job, pid_t pid) {
+  volatile int failed = 0;
+  struct slot *slot = &slots[job->slot];
+  for (int i = 0; i < 2; i++)
+    if (slot->procs[i] >= 0 && fchmod(slot->procs[i], 0666)) return -1; /* no guest sees the file */
+  pid_t helper = vfork();
+  if (helper == 0) {
+    char path[32];
+    if (syscall(SYS_setresuid, -1, IDS_FIRST + config.image.uid, -1)) failed = errno;
+    for (int i = 0; !failed && i < 2; i++) {
+      snprintf(path, sizeof path, "/proc/self/fd/%d", slot->procs[i]);
+      int fd = slot->procs[i] < 0 ? -1 : open(path, O_WRONLY | O_CLOEXEC);
+      if (slot->procs[i] >= 0 && (fd < 0 || write_number(fd, pid))) failed = errno;
+      if (fd >= 0) close(fd);
+    }
+    _exit(0);
+  }
+  if (helper < 0) return -1;
+  while (waitpid(helper, NULL, 0) < 0 && errno == EINTR) {}
+  if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) return -1; /* it shared our memory, and changed its user */
+  return failed ? (errno = failed, -1) : 0;
+}
+
+int slot_adopt(struct job *job, pid_t pid) {
+  if (slot_take(job)) return -1;
+  if (!slot_join(job, pid)) return 0;
+  return errno == EACCES && config.image.full ? slot_join_as_guest(job, pid) : -1;
+}
 
 /* Was a kernel limit hit since this was last asked of the slot? Asked at the end of every job. */
 void slot_read_hits(struct job *job) {
@@ -161,9 +191,19 @@ static int write_file(const char *path, const char *text) {
 
 static int map_ids(void) {
   char map[64];
+  if (config.image.on)
+    return write_file("/proc/self/setgroups", "deny") || write_file("/proc/self/uid_map", config.image.uid_map) ||
+           write_file("/proc/self/gid_map", config.image.gid_map);
   snprintf(map, sizeof map, "%d %d 1", GUEST_ID, GUEST_ID);
   return write_file("/proc/self/setgroups", "deny") || write_file("/proc/self/uid_map", map) ||
          write_file("/proc/self/gid_map", map);
+}
+
+/* Many ids are mapped by the process that made us: see image_map. */
+static int await_ids(struct job *job) {
+  int mapped;
+  while (!(mapped = __atomic_load_n(&job->mapped, __ATOMIC_SEQ_CST))) raw4(SYS_futex, (long)&job->mapped, FUTEX_WAIT, 0, 0);
+  return mapped < 0 ? (errno = -mapped, -1) : image_root();
 }
 
 static int fresh_tmpfs(const char *path, const char *options) {
@@ -181,18 +221,23 @@ static int wants_terminals(const struct spawn *spec) {
 }
 
 static const char *set_up_mounts(struct job *job) {
+  const char *step = NULL;
+  /* Landlock leaves a forkable job's /proc writable, and that of an image, see confine.c */
+  int read_only = job->view || config.image.on || job->spec.flags & SPAWN_FORKABLE ? MS_RDONLY : 0; /* and where it is so, so must ours be */
+  int enters = config.image.on && !job->view;
+  if (enters && job->spec.flags & SPAWN_FRESH_FS && (step = image_fresh())) return step;
+  /* before it enters an image, since the kernel wants to see another one then */
+  if (mount("proc", enters ? IMAGE_ROOT "/proc" : "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | read_only, NULL)) return "mount /proc";
+  if (enters && (step = image_enter(&job->spec))) return step;
   if (job->spec.flags & SPAWN_FRESH_FS) {
     char options[96];
-    snprintf(options, sizeof options, "size=%llu,nr_inodes=16384,mode=755,uid=%d,gid=%d",
-             (unsigned long long)job->spec.fs_bytes, GUEST_ID, GUEST_ID);
+    snprintf(options, sizeof options, "size=%llu,nr_inodes=16384,mode=755,uid=%d,gid=%d", (unsigned long long)job->spec.fs_bytes,
+             config.image.on ? (int)config.image.uid : GUEST_ID, config.image.on ? (int)config.image.gid : GUEST_ID);
     if (fresh_tmpfs("/workspace", options)) return "mount /workspace";
     snprintf(options, sizeof options, "size=%llu,nr_inodes=16384,mode=1777", (unsigned long long)job->spec.fs_bytes);
     if (fresh_tmpfs("/tmp", options)) return "mount /tmp";
     if (fresh_tmpfs("/dev/shm", options)) return "mount /dev/shm";
   }
-  /* Landlock leaves a forkable job's /proc writable, see confine.c */
-  int read_only = job->view || job->spec.flags & SPAWN_FORKABLE ? MS_RDONLY : 0; /* and where it is so, so must ours be */
-  if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | read_only, NULL)) return "mount /proc";
   if (wants_terminals(&job->spec) && mount_terminals()) return "mount /dev/pts";
   return NULL;
 }
@@ -229,11 +274,16 @@ static int init_main(void *arg) {
   sigfillset(&all);
   if (sigprocmask(SIG_SETMASK, &all, NULL)) return fail(job, "block signals");
   if (prctl(PR_SET_PDEATHSIG, SIGKILL)) return fail(job, "parent death signal");
-  if (!job->view && map_ids()) return fail(job, "map the user");
-  if (job->spec.flags & SPAWN_FORKABLE && !job->view && write_file("/proc/sys/user/max_user_namespaces", "0"))
+  if (!job->view && (config.image.full ? await_ids(job) : map_ids())) return fail(job, "map the user");
+  if (job->view && config.image.full && image_root()) return fail(job, "become root of the image");
+  if ((job->spec.flags & SPAWN_FORKABLE || job->holds) && !job->view && write_file("/proc/sys/user/max_user_namespaces", "0"))
     return fail(job, "limit user namespaces");
-  const char *step = set_up_mounts(job);
+  const char *step = job->holds ? image_view(job->holds, job->source, job->spec.fs_bytes, job->over) : set_up_mounts(job);
   if (step) return fail(job, step);
+  if (job->holds) {
+    announce(job, 1);
+    for (;;) raw4(SYS_wait4, -1, 0, 0x40000000 /* __WALL */, 0), raw4(SYS_ppoll, 0, 0, 0, 0);
+  }
   int made_ahead = job->waiting, shares_files = made_ahead || job->spec.flags & SPAWN_PTY;
   if (made_ahead) {
     if ((step = confine_ahead(&job->spec, &job->ruleset))) return fail(job, step);
@@ -311,6 +361,18 @@ static int keep_only(int fd) {
   return syscall(SYS_close_range, fd < 0 ? 3 : 4, ~0u, 0);
 }
 
+/* For a conversation: tells the host, by the kernel's word, which process this is, and waits until it is pinned. Nothing of
+ * the command has run by then. */
+static int introduce(int host) {
+  char go;
+  ssize_t got;
+  if (host < 0) return 0;
+  if (send(host, "h", 1, MSG_NOSIGNAL) != 1) return -1;
+  while ((got = recv(host, &go, 1, 0)) < 0 && errno == EINTR) {}
+  if (!got) errno = ECANCELED; /* the host has dropped it */
+  return got == 1 ? 0 : -1;
+}
+
 static void exec_child(struct job *job) {
   sigset_t none;
   sigemptyset(&none);
@@ -319,12 +381,14 @@ static void exec_child(struct job *job) {
   if (job->spec.flags & SPAWN_PTY ? use_terminal(job) : setsid() < 0) job->failed_step = "terminal";
   else if (dup2(job->child_in, 0) < 0 || dup2(job->child_out, 1) < 0 || dup2(job->child_err, 2) < 0) job->failed_step = "stdio";
   else if (slot_join(job, 0)) job->failed_step = "join cgroup";
+  else if (image_become(job->sealed)) job->failed_step = "become the image's user";
   else if (chdir(job->cwd)) {
     if (errno == ENOENT || errno == ENOTDIR || errno == EACCES || errno == ELOOP || errno == ENAMETOOLONG) job->exec_errno = errno;
     else job->failed_step = "change the folder"; /* ours to answer for */
   }
-  else if (keep_only(job->sealed ? job->ruleset : -1)) job->failed_step = "close descriptors";
+  else if (keep_only(job->sealed ? job->ruleset : job->child_extra)) job->failed_step = "close descriptors";
   else job->failed_step = job->sealed ? confine_after(&job->spec, job->slot >= 0, job->ruleset < 0 ? -1 : 3) : confine(&job->spec, job->slot >= 0);
+  if (!job->failed_step && !job->exec_errno && !job->sealed && introduce(job->child_extra < 0 ? -1 : 3)) job->failed_step = "introduce the process";
   job->failed_errno = errno;
   if (job->failed_step || job->exec_errno) _exit(127);
   job->started_ns = now_ns();
@@ -339,6 +403,46 @@ int job_exec(struct job *job) {
   return pid;
 }
 
+/* ---- Python of an image: as become_guest of zygote.c, and then another program ---- */
+
+static void python_child(struct job *job) {
+  int ends[] = {job->child_in, job->child_out, job->child_err, job->child_res, job->child_hand, job->child_extra, job->child_forks};
+  int kept = job->child_forks >= 0 ? FORKS_FD : job->child_extra >= 0 ? EXTRA_FD : HAND_FD;
+  const char *step = "stdio";
+  sigset_t none;
+  for (int i = 0; i < 7; i++) /* out of the way of the numbers they will get */
+    if (ends[i] >= 0 && (ends[i] = fcntl(ends[i], F_DUPFD_CLOEXEC, 64)) < 0) goto failed;
+  for (int i = 0; i < 7; i++)
+    if (ends[i] < 0 ? close(i) && errno != EBADF : dup2(ends[i], i) < 0) goto failed;
+  step = "join cgroup";
+  if (slot_join(job, 0)) goto failed;
+  step = "descriptors";
+  if (syscall(SYS_close_range, kept + 1, ~0u, 0)) goto failed;
+  if (job->spec.kind == KIND_SERVER && fcntl(RESULT_FD, F_SETFD, FD_CLOEXEC)) goto failed; /* only we may use it */
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, NULL);
+  signal(SIGPIPE, SIG_DFL);
+  if (setsid() < 0) goto failed;
+  step = "become the image's user";
+  if (image_become(0)) goto failed;
+  if (chdir(config.image.cwd) && chdir("/workspace")) goto failed;
+  step = "ask before forks";
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || (job->spec.flags & SPAWN_FORKABLE && forks_listen())) goto failed;
+  if ((step = confine(&job->spec, job->slot >= 0))) goto failed;
+  job->started_ns = now_ns();
+  execve(config.image.python[0], config.image.python, config.image.python_env);
+  step = "start the image's Python";
+failed:
+  dprintf(RESULT_FD, "%c%c%c%c%c%c%c%c%s: %s", 255, 255, 255, 255, 255, 255, 255, 255, step, strerror(errno));
+  _exit(126);
+}
+
+int job_python(struct job *job) {
+  pid_t pid = vfork();
+  if (pid == 0) python_child(job);
+  return pid;
+}
+
 /* ---- making and ending jobs ---- */
 
 int view_add(int view, pid_t pid) {
@@ -350,12 +454,22 @@ int view_add(int view, pid_t pid) {
   return 0;
 }
 
+int view_pidfd(int view) {
+  if (view <= 0 || view >= MAX_VIEWS || !views[view]) return errno = ESRCH, -1;
+  return views[view] - 1;
+}
+
 static int clone_init(struct job *job, int extra, int *pidfd) {
   int flags = CLONE_VM | CLONE_PIDFD | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | extra | SIGCHLD;
-  if (job->waiting || job->spec.flags & SPAWN_PTY) flags |= CLONE_FILES;
+  if (job->waiting || job->holds || job->spec.flags & SPAWN_PTY) flags |= CLONE_FILES;
+  if (job->holds) flags |= CLONE_NEWNET;
   if (!job->view) flags |= CLONE_NEWUSER; /* a view has a user namespace of its own, in which no other may be made */
   if (job->spec.flags & SPAWN_FRESH_FS && landlock_abi() < 6) flags |= CLONE_NEWNET;
-  return clone(init_main, (char *)job->stack + STACK_BYTES, flags, job, pidfd);
+  pid_t pid = clone(init_main, (char *)job->stack + STACK_BYTES, flags, job, pidfd);
+  if (pid < 0 || !config.image.full || job->view) return pid;
+  __atomic_store_n(&job->mapped, image_map(pid) ? -errno : 1, __ATOMIC_SEQ_CST);
+  syscall(SYS_futex, &job->mapped, FUTEX_WAKE, 1, NULL, NULL, 0);
+  return pid;
 }
 
 struct joiner {
@@ -426,7 +540,7 @@ int job_spawn(struct job *job, int (*become)(struct job *)) {
     job->stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
     if (job->stack == MAP_FAILED) return job->stack = NULL, job->failed_step = "stack", -1;
   }
-  job->ready = job->go = job->main_pid = job->exec_errno = job->failed_errno = 0;
+  job->ready = job->go = job->mapped = job->main_pid = job->exec_errno = job->failed_errno = 0;
   job->wstatus = -1;
   job->failed_step = NULL;
   if (slot_take(job)) return job->failed_step = "cgroup", -1;

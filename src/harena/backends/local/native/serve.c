@@ -1,5 +1,7 @@
 /* The loop: takes the host's requests, starts jobs, collects what they write, ends them in time, reports. It trusts
- * the host, which sends well-formed frames, and nothing of what a job writes, which it only counts and carries. */
+ * the host, which sends well-formed frames, and nothing of what a job writes, which it only counts and carries.
+ *
+ * One file, however long: it is one thread with one table of jobs, and every function here changes that table. */
 #include "harena.h"
 #include <limits.h>
 #include <sys/eventfd.h>
@@ -450,6 +452,7 @@ static void trusted_child(struct job *job, const int *fds, int count) {
   for (int i = 0; i < count; i++)
     if (dup2(high[i], 3 + i) < 0) _exit(127);
   syscall(SYS_close_range, 3 + count, ~0u, 0);
+  if (config.image.full && keep_across_exec(IDS_KEPT)) _exit(127);
   execve(job->argv[0], job->argv, job->envp);
   job->exec_errno = errno;
   _exit(127);
@@ -488,7 +491,7 @@ static struct job *take_ahead(uint32_t id, const struct spawn *spec) {
 
 static void drop_ahead(void) {
   for (int i = 0; i < jobs_end; i++)
-    if (jobs[i].used && !jobs[i].id && !jobs[i].ended && !jobs[i].waiting) job_kill(&jobs[i], ENDED_HOST);
+    if (jobs[i].used && !jobs[i].id && !jobs[i].ended && !jobs[i].waiting && jobs[i].hand >= 0) job_kill(&jobs[i], ENDED_HOST);
 }
 
 static uint32_t count_ahead(void) {
@@ -559,6 +562,44 @@ static void keep_request(struct job *job, const struct head *head, char **kept) 
   *kept = NULL;
 }
 
+/* Does anything run on the files of a view that could change them? */
+static int runs_in(int view) {
+  for (int i = 0; i < jobs_end; i++)
+    if (jobs[i].used && jobs[i].view == view && !jobs[i].holds && !jobs[i].waiting && !(jobs[i].condemned && jobs[i].alone) && jobs[i].spec.kind != KIND_TRUSTED &&
+        !(jobs[i].spec.flags & SPAWN_FRESH_FS))
+      return 1;
+  return 0;
+}
+
+/* KIND_VIEW: another view of a box from an image, which its job's init holds: with the files of spec.view, and the number
+ * that spec.ahead gives. With spec.records it takes over: what runs in spec.view from now on runs in the new one. */
+static void do_view(const struct head *head, const struct spawn *spec) {
+  int source = image_view_of(spec->view), over = spec->records != 0;
+  const char *step = over && runs_in(source) ? (errno = EBUSY, "freeze files that are in use") : image_prepare(spec->ahead, source, over);
+  if (step) return send_error(head->id, errno, step);
+  struct job *job = job_new(head->id, spec);
+  if (!job) return image_forget(spec->ahead), errno = EAGAIN, spawn_failed(NULL, head->id);
+  job->holds = spec->ahead;
+  job->source = source;
+  job->over = over;
+  job->view = 0;
+  if (job_spawn(job, NULL) || view_add(job->holds, job->init)) {
+    int number = errno;
+    image_forget(spec->ahead);
+    return errno = number, spawn_failed(job, head->id);
+  }
+  job->started_ns = now_ns();
+  uint32_t pid = job->init;
+  if (over) {
+    image_take_over(spec->ahead, source);
+    for (int i = 0; !source && i < jobs_end; i++)
+      if (jobs[i].used && jobs[i].waiting) job_kill(&jobs[i], ENDED_HOST);
+    if (!source) command_wanted = 0;
+  }
+  send_frame(OP_STARTED, head->id, &pid, sizeof pid, NULL, 0, -1);
+  job->id = 0; /* nobody waits for its end */
+}
+
 /* Takes the body of the request along with the job, if it keeps it: *kept. */
 static void do_spawn(const struct head *head, char *body, int *fds, int nfds, char **kept) {
   struct spawn spec;
@@ -566,8 +607,8 @@ static void do_spawn(const struct head *head, char *body, int *fds, int nfds, ch
   memcpy(&spec, body, sizeof spec);
   body += sizeof spec;
   uint64_t need = sizeof spec + (uint64_t)spec.strings_len + spec.cwd_len + spec.stdin_len + spec.payload_len;
-  int forked = spec.kind == KIND_PROGRAM || spec.kind == KIND_SERVER, executed = spec.kind == KIND_EXEC || spec.kind == KIND_TRUSTED;
-  if (need != head->len || spec.profile >= PROFILES || spec.view >= MAX_VIEWS || !(executed ? spec.argc > 0 : forked && become_program) ||
+  int forked = spec.kind == KIND_PROGRAM || spec.kind == KIND_SERVER, executed = spec.kind == KIND_EXEC || spec.kind == KIND_TRUSTED, held = spec.kind == KIND_VIEW;
+  if (need != head->len || spec.profile >= PROFILES || spec.view >= MAX_VIEWS || !(executed ? spec.argc > 0 : held || (forked && become_program)) ||
       (uint64_t)spec.argc + spec.envc > spec.strings_len) /* each has its NUL */
     return send_error(head->id, EPROTO, "malformed request");
   if (spec.kind == KIND_PROGRAM && spec.ahead) {
@@ -576,8 +617,10 @@ static void do_spawn(const struct head *head, char *body, int *fds, int nfds, ch
     template.wall_ns = template.records = template.stdin_len = template.payload_len = 0;
     ahead_wanted = spec.ahead;
   }
+  if (spec.kind == KIND_VIEW) return config.image.on ? do_view(head, &spec) : send_error(head->id, EPROTO, "malformed request");
+  if (config.image.on) spec.view = spec.flags & SPAWN_FRESH_FS ? 0 : image_view_of(spec.view); /* fresh files are no view's */
   struct job *job = spec.kind == KIND_PROGRAM ? take_ahead(head->id, &spec) : NULL;
-  if (spec.kind == KIND_EXEC && !spec.view) {
+  if (spec.kind == KIND_EXEC && !spec.view && !(spec.flags & SPAWN_FRESH_FS)) { /* the one that waits has the box's files */
     command_wanted = 1;
     command_profile = spec.profile;
     if ((job = take_waiting(head->id, &spec))) {
@@ -650,13 +693,25 @@ static void do_usage(const struct head *head, const char *body) {
   send_frame(OP_PONG, head->id, words, sizeof words, NULL, 0, -1);
 }
 
+static void do_socket(const struct head *head, const char *body) {
+  struct socket_request request;
+  uint32_t none = 0;
+  if (head->len != sizeof request) return send_error(head->id, EPROTO, "malformed request");
+  memcpy(&request, body, sizeof request);
+  int fd = make_socket(&request);
+  if (fd < 0) return send_error(head->id, errno, "make a socket");
+  send_frame(OP_STARTED, head->id, &none, sizeof none, NULL, 0, fd);
+  close(fd);
+}
+
 static void replace_fd(int *ours, int *given) {
   if (*ours >= 0) close(*ours);
   *ours = *given;
   *given = -1;
 }
 
-/* A filter for each profile (a length and bytes each), then the paths that stay writable; descriptors: the cgroup folders. */
+/* A filter for each profile (a length and bytes each), then the paths that stay writable, then what image.c reads, if the
+ * root is an image; descriptors: the cgroup folders. */
 static int do_config(const struct head *head, const char *body, int *fds, int nfds) {
   size_t at = 0;
   for (int i = 0; i < PROFILES; i++) {
@@ -671,10 +726,14 @@ static int do_config(const struct head *head, const char *body, int *fds, int nf
     config.filter[i].count = len / 8;
     at += len;
   }
-  if (head->len - at < 1 || head->len - at >= sizeof config.write_paths) return -1;
+  if (head->len - at < 2 || body[head->len - 1]) return -1;
   int kinds = body[at++]; /* 0: no cgroups, 1: version 1 (memory, pids), 2: version 2 */
-  memset(config.write_paths, 0, sizeof config.write_paths);
-  memcpy(config.write_paths, body + at, head->len - at);
+  size_t paths = 0;
+  while (at + paths < head->len && body[at + paths]) paths += strlen(body + at + paths) + 1;
+  if (++paths > sizeof config.write_paths || at + paths > head->len) return -1;
+  memcpy(config.write_paths, body + at, paths);
+  if (head->len - at > paths && image_config(body + at + paths, head->len - at - paths)) return -1;
+  if (!become_program && config.image.python) become_program = job_python;
   if (kinds == 1 && nfds == 2) replace_fd(&config.cgroup_memory, &fds[0]), replace_fd(&config.cgroup_pids, &fds[1]);
   if (kinds == 2 && nfds == 1) replace_fd(&config.cgroup_v2, &fds[0]);
   return send_frame(OP_PONG, head->id, NULL, 0, NULL, 0, -1);
@@ -691,6 +750,7 @@ static int handle_request(void) {
   else if (head.op == OP_SPAWN) do_spawn(&head, body, fds, nfds, &body);
   else if (head.op == OP_KILL) do_kill(&head, body);
   else if (head.op == OP_USAGE) do_usage(&head, body);
+  else if (head.op == OP_SOCKET) do_socket(&head, body);
   else if (head.op == OP_CONFIG) {
     if (do_config(&head, body, fds, nfds)) send_error(head.id, EPROTO, "malformed configuration");
   } else if (head.op == OP_VIEW && head.len == 8) {
@@ -698,6 +758,11 @@ static int handle_request(void) {
     memcpy(words, body, sizeof words);
     if (words[1] ? view_add(words[0], words[1]) : view_close(words[0])) send_error(head.id, errno, "no such view");
     else send_frame(OP_PONG, head.id, NULL, 0, NULL, 0, -1);
+  } else if (head.op == OP_CHANGES && !head.len) {
+    int changes = config.image.on ? open("/.harena/upper/files", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : (errno = EINVAL, -1);
+    if (changes < 0) send_error(head.id, errno, "open the changed files");
+    else send_frame(OP_STARTED, head.id, NULL, 0, NULL, 0, changes);
+    if (changes >= 0) close(changes);
   } else if (forks_command(&head, body, fds, nfds)) send_error(head.id, ENOSYS, "unknown request");
   for (int i = 0; i < nfds; i++)
     if (fds[i] >= 0) close(fds[i]);
@@ -787,15 +852,34 @@ static int refuse(void) {
   return -1;
 }
 
+/* Asks for short turns on the processor, which come sooner: what ends a guest at its limits and answers the host must not
+ * wait behind guests. The share of the processor stays the same, and guests start with turns of the usual length. Kernels
+ * before 6.12 ignore it. */
+static void take_short_turns(void) {
+  struct {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+  } turns = {0};
+  if (syscall(SYS_sched_getattr, 0, &turns, sizeof turns, 0) || turns.policy != SCHED_OTHER) return;
+  turns.size = sizeof turns;
+  turns.flags |= 1; /* SCHED_FLAG_RESET_ON_FORK */
+  turns.runtime = 100000;
+  syscall(SYS_sched_setattr, 0, &turns, 0);
+}
+
 int serve(int control_socket, fork_job become) {
   static struct pollfd set[MAX_JOBS * 8 + 2];
   static struct place places[MAX_JOBS * 8 + 2];
   control = control_socket;
   become_program = become;
   if (!(jobs = vault_take(MAX_JOBS * sizeof *jobs))) return refuse(); /* zeros: nothing was taken and given back before */
+  take_short_turns();
   if ((bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) return -1;
   for (;;) {
-    int refill = become && count_ahead() < ahead_wanted && free_jobs() > 8;
+    int refill = become_program && count_ahead() < ahead_wanted && free_jobs() > 8;
     int count = add(set, places, 0, NULL, control, 0, POLLIN);
     count = add(set, places, count, NULL, bell, 8, POLLIN);
     for (int i = 0; i < jobs_end; i++) {

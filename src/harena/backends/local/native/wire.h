@@ -16,6 +16,8 @@ enum op {
   OP_VIEW = 6,
   OP_USAGE = 7,
   OP_CANCEL_FORKS = 8,
+  OP_SOCKET = 9,
+  OP_CHANGES = 10,
   OP_CALL = 16,
   OP_PONG = 65,
   OP_DONE = 66,
@@ -30,6 +32,7 @@ enum kind {
   KIND_PROGRAM = 2,
   KIND_SERVER = 3,
   KIND_TRUSTED = 4,
+  KIND_VIEW = 5,
 };
 
 enum spawn_flag {
@@ -48,6 +51,7 @@ enum ended {
   ENDED_MEMORY = 3,
   ENDED_OUTPUT = 4,
   ENDED_HOST = 5,
+  ENDED_DISK = 6,
 };
 
 enum stream {
@@ -91,3 +95,15 @@ struct done {
   uint32_t out_len, err_len, res_len, records;
 };
 _Static_assert(sizeof(struct done) == 64, "wire.py packs it without gaps");
+
+struct socket_request {
+  uint32_t view, family, type;
+  uint32_t routed;
+};
+_Static_assert(sizeof(struct socket_request) == 16, "wire.py packs it without gaps");
+
+struct image_settings {
+  uint32_t full, uid, gid, layers, argc, envc;
+  uint64_t keep, root_bytes;
+};
+_Static_assert(sizeof(struct image_settings) == 40, "wire.py packs it without gaps");

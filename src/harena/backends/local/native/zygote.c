@@ -20,6 +20,8 @@ static void become_guest(struct job *job) {
   if (job->child_forks >= 0) kept = FORKS_FD;
   step = "join cgroup";
   if (slot_join(job, 0)) goto failed;
+  step = "become the image's user";
+  if (image_become(0)) goto failed;
   if (syscall(SYS_close_range, kept + 1, ~0u, 0)) goto failed;
   sigset_t none;
   sigemptyset(&none);
@@ -50,6 +52,7 @@ static int become_program(struct job *job) {
 
 static void *fork_back[5];
 static char fork_folder[4096];
+static uint64_t fork_keep; /* what an image's root has, and its fork as well */
 static volatile int fork_failed; /* an errno, left by the fork's init while it shares our memory */
 
 /* The end of a fork that could not be set up: no code of the guest has run in it. */
@@ -80,7 +83,7 @@ static int fork_init(void *unused) {
     for (int i = 0; i < 4; i++)
       if (dup3(fds[i], numbers[i], numbers[i] > 2 ? O_CLOEXEC : 0) < 0 || close(fds[i])) no_fork(farewell);
     if (chdir(fork_folder) && chdir("/workspace")) no_fork(farewell);
-    if (drop_capabilities()) no_fork(farewell);
+    if (drop_capabilities(fork_keep)) no_fork(farewell);
     close(farewell);
     __builtin_longjmp(fork_back, 1);
   }
@@ -102,6 +105,7 @@ int zygote_fork(void) {
   void *stack = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (stack == MAP_FAILED) return -errno;
   fork_failed = 0;
+  if (held_capabilities(&fork_keep)) return -errno;
   if (__builtin_setjmp(fork_back)) return 0;
   long pid = clone_fork(stack, size);
   int number = pid < 0 ? errno : fork_failed;

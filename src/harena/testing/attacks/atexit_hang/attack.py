@@ -5,7 +5,7 @@ import time
 
 @atexit.register
 def stay():
-    time.sleep(60)
+    time.sleep(1000)
 
 
 threading.Thread(target=time.sleep, args=(60,)).start()

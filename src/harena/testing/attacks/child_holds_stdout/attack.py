@@ -4,6 +4,6 @@ import time
 from attacker import daemonise, finish
 
 if daemonise():
-    time.sleep(20)
+    time.sleep(1000)
     os._exit(0)
 finish()

@@ -1,10 +1,10 @@
 import os
 
-from attacker import TARGET, escaped, finish
+from attacker import TARGET, escaped, finish, pids
 
 if TARGET["env_name"] in os.environ or TARGET["env_value"] in os.environ.values():
     escaped("inherited the host's environment")
-for pid in filter(str.isdigit, os.listdir("/proc")):
+for pid in pids():
     for name in ("environ", "cmdline"):
         try:
             with open(f"/proc/{pid}/{name}", "rb") as file:

@@ -1,8 +1,8 @@
 import os
 
-from attacker import ABSENT, TARGET, attempt, finish, read
+from attacker import ABSENT, TARGET, attempt, finish, pids, read
 
-for pid in filter(str.isdigit, os.listdir("/proc")):
+for pid in pids():
     for door in ("root", "cwd", "task/1/root"):
         attempt(f"pid {pid} {door}", read, f"/proc/{pid}/{door}/{'../' * 20}{TARGET['secret']}", also=ABSENT)
     try:

@@ -1,12 +1,15 @@
 import errno
 import os
 
-from attacker import TARGET, attempt, escaped, finish
+from attacker import TARGET, attempt, escaped, finish, pids
 
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        if TARGET["victim_name"].encode() in file.read():
-            escaped(f"sees the victim as pid {pid}")
+for pid in pids():
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if TARGET["victim_name"].encode() in file.read():
+                escaped(f"sees the victim as pid {pid}")
+    except PermissionError:
+        pass
 if os.path.exists(f"/proc/{TARGET['victim_pid']}"):
     escaped("the victim's pid number exists here")
 attempt("signal 0 to the victim", os.kill, TARGET["victim_pid"], 0, also=(errno.ESRCH,))

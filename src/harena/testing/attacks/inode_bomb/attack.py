@@ -1,12 +1,12 @@
 import os
 
-from attacker import FULL, escaped, finish
+from attacker import FULL, HOME, escaped, finish
 
 made = 0
 try:
-    os.mkdir("/workspace/many")
+    os.mkdir(f"{HOME}/many")
     for made in range(400_000):
-        os.symlink("x", f"/workspace/many/{made}")
+        os.symlink("x", f"{HOME}/many/{made}")
     escaped(f"{made} files")
 except OSError as error:
     if error.errno not in FULL:

@@ -2,5 +2,10 @@ import socket
 
 from attacker import UNREACHABLE, attempt, finish
 
-attempt("the daemon", socket.socket(socket.AF_UNIX).connect, "\0harena-escape", also=UNREACHABLE)
+
+def connect():
+    socket.socket(socket.AF_UNIX).connect("\0harena-escape")
+
+
+attempt("the daemon", connect, also=UNREACHABLE)
 finish()

@@ -1,8 +1,8 @@
 import os
 
-from attacker import TARGET, finish
+from attacker import HOME, TARGET, TMP, finish
 
-for folder in ("/tmp", "/workspace", "/dev/shm", "/var/tmp", "/run", "/"):
+for folder in (TMP, HOME, "/dev/shm", "/var/tmp", "/run", "/"):
     try:
         open(f"{folder}/{TARGET['mark']}", "w").close()
         os.mkdir(f"{folder}/dir-{TARGET['mark']}")

@@ -1,8 +1,12 @@
 import os
 
-from attacker import TARGET, escaped, finish
+from attacker import HOME, TARGET, TMP, escaped, finish
 
-for folder in ("/tmp", "/workspace", "/dev/shm", "/var/tmp", "/run", "/"):
-    if os.path.isdir(folder) and any(TARGET["mark"] in name for name in os.listdir(folder)):
+for folder in (TMP, HOME, "/dev/shm", "/var/tmp", "/run", "/"):
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        continue
+    if any(TARGET["mark"] in name for name in names):
         escaped(f"found what was left in {folder}")
 finish()

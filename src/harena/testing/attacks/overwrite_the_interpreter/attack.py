@@ -1,8 +1,8 @@
 import os
 
-from attacker import ABSENT, READ_ONLY, attempt, finish, touch
+from attacker import ABSENT, READ_ONLY, attempt, finish, pids, touch
 
-for pid in filter(str.isdigit, os.listdir("/proc")):
+for pid in pids():
     attempt(f"/proc/{pid}/exe", touch, f"/proc/{pid}/exe", os.O_WRONLY, also=ABSENT + READ_ONLY)
     try:
         fd = os.open(f"/proc/{pid}/exe", os.O_PATH)

@@ -17,8 +17,11 @@ for command in commands:
     except OSError:
         continue
     # Popen returns after the exec, and a process that has ended keeps its ids until it is waited for.
-    with open(f"/proc/{child.pid}/status") as file:
-        ids = next(line.split()[1:] for line in file if line.startswith("Uid:"))
+    try:
+        with open(f"/proc/{child.pid}/status") as file:
+            ids = next(line.split()[1:] for line in file if line.startswith("Uid:"))
+    except PermissionError:
+        ids = [str(os.getuid())]  # it may not be looked at: what it prints decides
     try:
         if child.communicate(timeout=2)[0].strip() == b"0" or set(ids) != {str(os.getuid())}:
             escaped(f"{command} ran as {ids}")

@@ -1,0 +1,3 @@
+"""How a box executes: calls, programs, commands, processes, shells, conversations and forks."""
+
+from __future__ import annotations

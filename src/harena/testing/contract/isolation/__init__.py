@@ -1,0 +1,3 @@
+"""What holds an execution: limits, quotas, memory, the network, and what is visible."""
+
+from __future__ import annotations
