@@ -21,12 +21,12 @@ from urllib.parse import unquote, urlsplit
 
 import grpc
 import pytest
-from executor_client import FIRST_FREE, SLOW, Client, FakeRunner, request, until
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from harena.match.executor import config, server
 from harena.match.executor.pb import executor_pb2 as pb
 from harena.match.replay import replay
+from support.executor_client import FIRST_FREE, SLOW, Client, FakeRunner, request, until
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def client(running: server.RunningServer) -> Iterator[Client]:
 
 def boxes_of(pids: set[int]) -> list[str]:
     found: list[str] = []
-    for path in importlib.import_module("harena.backends.local.registry").folder().iterdir():
+    for path in importlib.import_module("harena.backends.local.launch.registry").folder().iterdir():
         with contextlib.suppress(OSError, ValueError, IndexError):  # another test's box has just ended
             found += [path.name] * (int(path.read_text().split()[0]) in pids)
     return found
@@ -186,8 +186,7 @@ def test_a_client_written_from_the_contract_works(client: Client, messages: dict
         "ValidationResponse",
         messages["ValidationRequest"](agent_id="a", code_zip=b"import random\n" + FIRST_FREE, environment="tictactoe"),
     )
-    assert (found.valid, list(found.errors)) == (True, [])
-    assert "random" in found.warnings[0]
+    assert (found.valid, list(found.errors)) == (False, ["agent.py line 1: uses random, which is not allowed here"])
     health = call("HealthCheck", "HealthCheckResponse", messages["HealthCheckRequest"]())
     assert (health.healthy, health.version != "", health.active_matches) == (True, True, 0)
 
@@ -368,9 +367,14 @@ def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
         server.start(settings, runner=FakeRunner())
 
 
-def test_more_matches_than_cores_are_refused() -> None:
-    with pytest.raises(config.ConfigError, match="max_matches"):
-        server.start(config.parse("executor: {port: 0, max_matches: 4096}"))
+def test_ten_matches_are_accepted_at_once_and_those_beyond_the_cores_wait(tmp_path: Path) -> None:
+    settings = config.parse(f"{{executor: {{port: 0}}, replay: {{folder: {tmp_path}}}}}")
+    slow = b"import time\ndef act(observation):\n    time.sleep(0.1)\n    return list(observation).index(0)\n"
+    with server.start(settings) as made, Client(made.port) as client:
+        calls = [client.run_later(request(slow, FIRST_FREE, match_id=str(at)), timeout=120) for at in range(10)]
+        assert until(lambda: client.health().active_matches == 10)
+        assert client.health().waiting_matches > 0 or len(os.sched_getaffinity(0)) >= 10
+        assert [call.result().status for call in calls] == [pb.STATUS_SUCCESS] * 10
 
 
 # ---- the process ----

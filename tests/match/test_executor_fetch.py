@@ -113,7 +113,9 @@ def test_as_it_comes_nothing_is_allowed_and_the_error_names_the_key() -> None:
         "https://example.org/a.zip": "fetch.allow_hosts",
         "http://example.org/a.zip": "fetch.allow_http",
         "s3://bucket/a.zip": "fetch.s3.endpoint",
-        "file:///etc/passwd": "fetch.file_folder",
+        "file:///etc/passwd": "--files.*fetch.file_folder",
+        "/etc/passwd": "--files.*fetch.file_folder",
+        "agents/a.py": "fetch.file_folder",
     }.items():
         with pytest.raises(FetchRefused, match=key):
             closed.check(url)
@@ -499,6 +501,27 @@ def test_a_file_below_the_folder_is_read(folder: Path) -> None:
     for name in ("deep/agent.py", "deep/../deep/agent.py", "link.py", "deep/%61gent.py"):
         assert allowed.fetch(f"file://{folder}/{name}") == BODY
     assert allowed.fetch(f"file://localhost{folder}/deep/agent.py") == BODY
+
+
+def test_a_plain_path_is_read_absolute_or_from_the_folder(folder: Path) -> None:
+    allowed = Fetcher(Fetch(file_folder=folder))
+    (folder / "100% my agent.py").write_bytes(BODY)
+    for path in (f"{folder}/deep/agent.py", "deep/agent.py", "./deep/agent.py", "100% my agent.py"):
+        allowed.check(path)
+        assert allowed.fetch(path) == BODY
+    (folder / "out.py").symlink_to(folder.parent / "secret.py")
+    for path in (
+        "../secret.py",
+        "out.py",
+        f"{folder}/../secret.py",
+        "/etc/passwd",
+        ".",
+        "",
+        "a\0b",
+        f"{folder}-secret.py",
+    ):
+        with pytest.raises(FetchRefused, match=r"--files, fetch\.file_folder"):
+            allowed.fetch(path)
 
 
 def test_nothing_outside_of_the_folder_is_read(folder: Path) -> None:

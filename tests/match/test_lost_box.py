@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-from executor_client import Client, pb, request, serving
-from leaks import descendants
-
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatStatus, VoidCause
 from harena.match.run import lockstep
 from harena.match.run.play import Rack, play
 from harena.match.run.runner import Runner
+from support.executor_client import Client, pb, request, serving
+from support.leaks import descendants
 
 FAST = "def act(o): return next(c for c in range(7) if o[c] == 0)\n"
 SLOW = "import time\ndef act(o):\n    time.sleep(2)\n    return next(c for c in range(7) if o[c] == 0)\n"

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from harena import cli, terminal
+from harena.cli.host import live_boxes
 from harena.match.cli import commands as match_cli
 from harena.match.cli import match as cli_match
 from harena.match.cli import replay as cli_replay
@@ -383,7 +384,7 @@ def test_ctrl_c_ends_the_boxes_and_prints_what_was_finished(agents: dict[str, st
     assert data["interrupted"] is True
     assert 0 < len(data["games"]) < 1000
     assert all(game["status"] == "finished" for game in data["games"])
-    assert eventually(lambda: all(box["owner"] != process.pid for box in cli.live_boxes()), within_s=10)
+    assert eventually(lambda: all(box["owner"] != process.pid for box in live_boxes()), within_s=10)
 
 
 # ---- watching ----

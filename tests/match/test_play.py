@@ -225,7 +225,8 @@ def test_a_late_answer_is_not_taken_for_the_next_games(rack: Rack, kind: str) ->
 def test_time_of_a_move_that_never_ends_is_charged(rack: Rack) -> None:
     loop = connect_four(rack, "def act(o):\n    while True: pass\n", clock=Clock(move_s=0.3)).seats[0]
     assert loop.status is SeatStatus.TIMEOUT
-    assert (loop.moves, loop.cpu_s) == (0, pytest.approx(0.3, rel=0.5))
+    assert loop.moves == 0
+    assert 0.02 < loop.cpu_s < 0.45  # on a busy machine the wall clock ends the move first
 
 
 def test_the_agents_own_line_is_in_its_error(rack: Rack) -> None:
@@ -403,7 +404,7 @@ def test_command_that_does_not_exist_is_a_crash(rack: Rack) -> None:
         "b'x{}'",
         "b'x[]'",
         "b'x' + b'[' * 5000",
-        'b\'x{"kind": "ok", "text": ""}\'',
+        'b\'x{"fault": "ok", "text": ""}\'',
         "b'M' * 60000",
         "b''",
     ],

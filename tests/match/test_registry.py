@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harena.errors import SpecError
-from harena.match import registry
+from harena.match import registry, variables
 from harena.match.check import check_game
 from harena.match.game import GameError
 from harena.match.games.pong import Pong
@@ -86,7 +86,7 @@ def test_the_game_of_the_documentation_is_sound(tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs" / "games.md").read_text()
     (tmp_path / "nim.py").write_text(text.split("```python\n# nim.py\n")[1].split("```")[0])
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv(registry.TRUSTED, "nim:Nim")
+    monkeypatch.setenv(variables.GAMES, "nim:Nim")
     try:
         assert check_game(lambda: registry.make("nim:Nim", {"heap": 15})) == []
     finally:
@@ -103,7 +103,7 @@ def module(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv(registry.TRUSTED, "")
+    monkeypatch.setenv(variables.GAMES, "")
     yield "operators_own_game"
     sys.modules.pop("operators_own_game", None)
 
@@ -127,7 +127,7 @@ def test_a_trusted_factory_is_made_from_the_current_folder_with_a_closed_config(
 
 
 def test_the_variable_trusts_factories_too_and_their_failure_is_told(module, monkeypatch):
-    monkeypatch.setenv(registry.TRUSTED, f"other:game, {module}:broken,{module}:nothing")
+    monkeypatch.setenv(variables.GAMES, f"other:game, {module}:broken,{module}:nothing")
     with pytest.raises(GameError, match="no luck"):
         registry.make(f"{module}:broken")
     with pytest.raises(registry.UnknownGame, match="could not be imported"):

@@ -6,17 +6,14 @@ import dataclasses
 import os
 import random
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-from leaks import alive, boxes_of, descendants, descriptors, keepers, leaked, settle, traces
-
 from harena.match.result import AgentCode, Clock, MatchSpec, MatchStatus, SeatStatus
 from harena.match.run.runner import Runner
+from support.leaks import alive, boxes_of, descendants, descriptors, keepers, leaked, settle, traces
 
 HONEST = "def act(o): return next(c for c in range(7) if o[c] == 0)\n"
 AGENTS = {

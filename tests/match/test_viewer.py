@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import browser as browsers
 import pytest
-from browser import Browser
 
 from harena.match import registry, spaces
 from harena.match.game import BaseGame, IllegalAction, Outcome
 from harena.match.replay import replay, viewer
 from harena.match.replay.replay import Replay, ReplayRecorder
+from support import browser as browsers
+from support.browser import Browser
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u2028&lt;"
 BUILT_IN = ["connect_four-v1", "leduc-v1", "pong-v1", "rps-v1", "tictactoe-v1", "tron-v1"]

@@ -1,5 +1,5 @@
 """Benchmark of matches on this machine: `harena bench match`. It uses real boxes, clocks for every move, and recorded
-replays. benchmarks/match.py compares the results with kaggle-environments and PettingZoo."""
+replays. benchmarks/peers/kaggle.py compares the results with kaggle-environments and PettingZoo."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Game(Protocol):
     same game on every machine; all randomness comes from the seed."""
 
     id: ClassVar[str] | str
-    """With its version: "pong-v1". A change of the rules is a new version."""
+    """The id with its version: "pong-v1". A change of the rules is a new version."""
     seats: int
     simultaneous: bool
     """True if all seats that are to move act at once; otherwise exactly one seat is to move."""

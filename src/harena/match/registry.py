@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from harena.errors import HarenaError, SpecError
+from harena.match import variables
 from harena.match.game import Game, GameError, GameInfo
 
 BUILT_IN = {
@@ -51,7 +52,6 @@ ADAPTERS = {
 }
 """Each has resolve(name) -> the full id, and make(name, config) -> Game."""
 ENTRY_POINTS = "harena.games"
-TRUSTED = "HARENA_GAMES"
 MAX_ID = 200
 
 _VERSIONED = re.compile(r"(?P<name>.+)-v(?P<version>\d{1,6})", re.ASCII)
@@ -149,8 +149,8 @@ def trust(game_id: str) -> None:
         return
     if not _FACTORY.fullmatch(game_id):
         raise UnknownGame(f"{game_id!r:.80} is not of the form module:factory")
-    if game_id not in _trusted():
-        os.environ[TRUSTED] = ",".join([*_trusted(), game_id])
+    if game_id not in variables.names(variables.GAMES):
+        variables.add_name(variables.GAMES, game_id)
 
 
 def unknown(game_id: str, known: list[str], hint: str = "") -> UnknownGame:
@@ -238,7 +238,7 @@ def _own_ids() -> list[str]:
 
 @functools.cache
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    """By id. A name without a version is not one, and what is built in cannot be replaced."""
+    """Return entry points by id. An id has a version, and built-in games cannot be replaced."""
     points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return {
         point.name: point
@@ -254,14 +254,11 @@ def _of_entry_point(point: importlib.metadata.EntryPoint) -> _Factory:
         raise GameError(f"{point.name} is installed as {point.value}, which does not load: {error!r}") from error
 
 
-def _trusted() -> list[str]:
-    return [name.strip() for name in os.environ.get(TRUSTED, "").split(",") if name.strip()]
-
-
 def _check_trusted(game_id: str) -> None:
-    if not _FACTORY.fullmatch(game_id) or game_id not in _trusted():
+    if not _FACTORY.fullmatch(game_id) or game_id not in variables.names(variables.GAMES):
         raise UnknownGame(
-            f"{game_id!r:.80} names code to import, which only the operator may: list it in the variable {TRUSTED}"
+            f"{game_id!r:.80} names code to import, which only the operator may: "
+            f"list it in the variable {variables.GAMES}"
         )
 
 

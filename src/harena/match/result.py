@@ -88,6 +88,13 @@ class AgentCode:
     """An agent in any language: run in the folder of its files, speaks the line protocol of docs/agents.md."""
     shown: str = ""
     """What errors call the entry file, when its author gave it another name than `entry`."""
+    image: str = ""
+    """An agent that is an image, by name and digest: `entry` and `command` are about its files then. It speaks the line
+    protocol in both cases."""
+
+    @property
+    def speaks_lines(self) -> bool:
+        return bool(self.command or self.image)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +145,7 @@ class SeatResult:
 class MatchResult:
     match_id: str
     environment: str
-    """With the version that was played."""
+    """The environment's id, with the version that was played."""
     seed: int
     status: MatchStatus
     winner: int | None

@@ -49,7 +49,7 @@ class Space:
         return value
 
     def to_json(self, value: Any) -> Any:
-        """As JSON data, for replays and for agents that speak JSON."""
+        """Convert a value to JSON data, for replays and for agents that speak JSON."""
         raise NotImplementedError
 
     def from_json(self, value: Any) -> Any:

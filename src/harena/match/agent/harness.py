@@ -271,14 +271,46 @@ class Socket:
         self.sock.send(head + body)
 
     def give_up(self, kind, text):
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except BaseException:
-                pass
-        reason = json.dumps({"kind": kind, "text": text[-MAX_REASON:]})
-        self.send(b"x" + reason.encode("ascii"))
+        flush()
+        self.send(b"x" + reason_of(kind, text))
         os._exit(1)
+
+
+def reason_of(kind, text):
+    return json.dumps({"fault": kind, "text": text[-MAX_REASON:]}).encode("ascii")
+
+
+class Lines:
+    """The line protocol of docs/agents.md. What the agent prints goes to the log."""
+
+    def __init__(self):
+        self.lines = os.fdopen(os.dup(0), "rb")
+        self.out = os.dup(1)
+        os.dup2(2, 1)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+
+    def send(self, message):
+        self.write(json.dumps(message).encode("ascii"))
+
+    def write(self, line):
+        line += b"\n"
+        while line:
+            line = line[os.write(self.out, line) :]
+
+    def give_up(self, kind, text):
+        flush()
+        self.write(reason_of(kind, text))
+        os._exit(1)
+
+
+def flush():
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:
+            pass
 
 
 def described(error):
@@ -478,3 +510,32 @@ def main():
         sock.give_up("crash", f"the agent ended itself: sys.exit({error.code!r})")
     except BaseException as error:
         sock.give_up(kind_of(error, "crash"), described(error))
+
+
+def main_in_image(entry):
+    """The same for an image: its own Python runs this, and the host speaks by lines."""
+    global FOLDER
+    FOLDER = os.path.dirname(entry)
+    lines = Lines()
+    sys.stdout.reconfigure(line_buffering=True)
+    agent = module = None
+    try:
+        for line in lines.lines:
+            message = json.loads(line)
+            if message["type"] == "init":
+                start = {**message, "entry": os.path.basename(entry), "seeds": [], "stays": False}
+                agent, observation, action = new_game(lines, start, module)
+                module = agent.module
+                lines.send({"ready": True})
+            elif message["type"] == "act":
+                value = agent.slot(0)[0](observation.from_json(message["observation"]))
+                value = action.decode_all(encoded(lines, action, value))
+                lines.send({"action": action.to_json(value)})
+            elif message["type"] == "end":
+                break
+    except SystemExit as error:
+        lines.give_up("crash", f"the agent ended itself: sys.exit({error.code!r})")
+    except BaseException as error:
+        lines.give_up(kind_of(error, "crash"), described(error))
+    flush()
+    os._exit(0)

@@ -3,6 +3,8 @@
 The input is hostile: every size is counted while reading; only regular files below the agent's own folder are accepted;
 nothing is imported or unpacked to disk. `lint` and `find_entry` parse the source in a child process with limits
 (source.py), because a parser can be made to use excessive memory and time. Lint is advice; the box enforces isolation.
+
+One file: all that reads an agent's bytes shares one count of sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from harena.errors import HarenaError
+from harena.errors import HarenaError, SpecError
 from harena.match.agent import packages
 from harena.match.agent import source as source_file
 from harena.match.result import AgentCode
@@ -98,6 +100,10 @@ class AdviceKind(enum.Enum):
     CALL = "call"
     """It calls a function that is of no use in a box."""
     PRINTS = "prints"
+    REQUIREMENTS = "requirements"
+    """Its requirements.txt names what its box will not have, or cannot be used."""
+    REFUSED = "refused"
+    """It uses a module or function that the host does not allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +137,11 @@ class Inspection:
     @property
     def warnings(self) -> tuple[str, ...]:
         """The advice in words for the author."""
-        return tuple(map(str, self.advice))
+        return tuple(str(one) for one in self.advice if one.kind is not AdviceKind.REFUSED)
+
+    @property
+    def refusals(self) -> tuple[Advice, ...]:
+        return tuple(one for one in self.advice if one.kind is AdviceKind.REFUSED)
 
 
 def load(
@@ -146,7 +156,7 @@ def load(
         files, shown = _from_path(path, limits)
         default = _default_name(path)
     entry, command = start_of(files)
-    return AgentCode(name=_checked_name(name or default), files=files, entry=entry, command=command, shown=shown)
+    return AgentCode(name=clean_name(name or default), files=files, entry=entry, command=command, shown=shown)
 
 
 def lint(code: AgentCode, forbidden_imports: Sequence[str] = FORBIDDEN_IMPORTS) -> list[str]:
@@ -162,7 +172,10 @@ def find_entry(code: AgentCode) -> EntryPoint:
     return report.entry
 
 
-def inspect(code: AgentCode, forbidden_imports: Sequence[str] = FORBIDDEN_IMPORTS) -> Inspection:
+def inspect(
+    code: AgentCode, forbidden_imports: Sequence[str] = FORBIDDEN_IMPORTS, *, refused: Sequence[str] = ()
+) -> Inspection:
+    """Inspect the source. `forbidden_imports` are warned about; the use of `refused` names is reported as REFUSED."""
     large = [
         Advice(
             kind=AdviceKind.LARGE_FILE,
@@ -172,10 +185,36 @@ def inspect(code: AgentCode, forbidden_imports: Sequence[str] = FORBIDDEN_IMPORT
         for path, data in code.files.items()
         if len(data) > LARGE_FILE
     ]
-    if code.command:
-        return Inspection(entry=EntryPoint(kind="command", name=code.command[0]), advice=tuple(large))
-    seen = _parse_in_child(code, forbidden_imports)
-    return dataclasses.replace(seen, advice=(*large, *seen.advice))
+    large += _requirements_advice(code)
+    if code.speaks_lines:
+        name = code.command[0] if code.command else code.entry
+        return Inspection(entry=EntryPoint(kind="command", name=name), advice=tuple(large))
+    seen = _parse_in_child(code, forbidden_imports, refused)
+    known = seen.advice
+    if packages.REQUIREMENTS in code.files and packages.are_installed():
+        # A package may have modules of any name, so only running it tells what is missing.
+        known = tuple(one for one in known if one.kind is not AdviceKind.MISSING_IMPORT)
+    return dataclasses.replace(seen, advice=(*large, *known))
+
+
+def _requirements_advice(code: AgentCode) -> list[Advice]:
+    if packages.REQUIREMENTS not in code.files:
+        return []
+    try:
+        if packages.are_installed():
+            packages.required(code.files)
+            return []
+        missing = packages.not_met(code.files)
+    except SpecError as error:
+        text = _shown(str(error))
+    else:
+        if not missing:
+            return []
+        text = (
+            f"its box will not have {', '.join(missing)}: put the package beside the agent, or ask the host for it "
+            "(HARENA_AGENT_PACKAGES, HARENA_AGENT_REQUIREMENTS=1)"
+        )
+    return [Advice(kind=AdviceKind.REQUIREMENTS, path=packages.REQUIREMENTS, text=text)]
 
 
 # Where the files come from
@@ -457,7 +496,8 @@ def _default_name(path: Path) -> str:
     return resolved.name if resolved.suffix not in (".py", ".zip") else resolved.stem
 
 
-def _checked_name(name: str) -> str:
+def clean_name(name: str) -> str:
+    """What an agent is called: one line of at most 100 characters."""
     return _shown(name)[:100] or "agent"
 
 
@@ -473,7 +513,7 @@ def _located(path: str, line: int, text: str) -> str:
     return f"{path} line {line}: {text}" if line else f"{path}: {text}"
 
 
-def _parse_in_child(code: AgentCode, forbidden: Sequence[str]) -> Inspection:
+def _parse_in_child(code: AgentCode, forbidden: Sequence[str], refused: Sequence[str]) -> Inspection:
     name = code.shown or code.entry
     modules = {path: data for path, data in code.files.items() if path.endswith(".py") and len(data) <= MAX_PARSED}
     unknown = EntryPoint(kind="", name="")
@@ -485,6 +525,7 @@ def _parse_in_child(code: AgentCode, forbidden: Sequence[str]) -> Inspection:
         "files": {path: data.decode("latin-1") for path, data in modules.items()},
         "known": [*packages.warm(packages.for_agents()), *source_file.own_modules(code.files)],
         "forbidden": list(forbidden),
+        "refused": list(refused),
     }
     try:
         child = subprocess.run(

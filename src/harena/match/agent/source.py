@@ -20,6 +20,7 @@ CPU_S = 5
 MEMORY_BYTES = 1 << 30
 METHODS = ("act", "get_action", "predict")
 MAX_WARNINGS = 30
+MAX_FOUND = 3000
 NETWORK = frozenset(
     {"socket", "ssl", "requests", "urllib", "urllib3", "http", "httpx", "aiohttp", "ftplib", "smtplib", "websockets"}
 )
@@ -161,6 +162,8 @@ def advise(tree: ast.Module, path: str, request: dict[str, Any]) -> Iterator[dic
     guarded = _guarded(tree)
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
+        if request["refused"] and (name := _refused_name(node, request["refused"])):
+            yield advice("refused", path, f"uses {name}, which is not allowed here", line=line, module=name)
         if isinstance(node, ast.Import | ast.ImportFrom):
             for module in _modules(node):
                 kind, text = _on_import(module, request, node in guarded)
@@ -175,6 +178,25 @@ def advise(tree: ast.Module, path: str, request: dict[str, Any]) -> Iterator[dic
                 yield advice("call", path, text, line=line)
         elif isinstance(node, ast.FunctionDef) and node.name in (*METHODS, "agent", "act_batch"):
             yield from _prints(node, path)
+
+
+def _refused_name(node: ast.AST, refused: list[str]) -> str:
+    """The name on the list that this import or expression uses; empty when there is none. A name that stands for
+    something else after an assignment is not followed: this is lint for honest authors."""
+    used: list[str] = []
+    if isinstance(node, ast.Import):
+        used = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        used = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        used = [node.id]
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        used = [ast.unparse(node)]
+    for name in refused:
+        for found in used:
+            if found in (name, f"builtins.{name}") or (isinstance(node, ast.stmt) and found.startswith(f"{name}.")):
+                return name
+    return ""
 
 
 def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -230,8 +252,10 @@ def main() -> None:
     request = json.load(sys.stdin.buffer)
     files = {path: text.encode("latin-1") for path, text in request["files"].items()}
     print(json.dumps(examine(files[request["entry"]], request["entry"])), flush=True)
-    for warning in itertools.islice(advise_all(files, request), MAX_WARNINGS):
-        print(json.dumps(warning), flush=True)
+    found = list(itertools.islice(advise_all(files, request), MAX_FOUND))
+    found.sort(key=lambda one: one["kind"] != "refused")  # warnings must not push an error out
+    for one in found[:MAX_WARNINGS]:
+        print(json.dumps(one), flush=True)
 
 
 if __name__ == "__main__":

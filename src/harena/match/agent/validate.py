@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harena.errors import BackendUnavailable, BoxError, Retry
+from harena.match.agent import image
 from harena.match.agent import load as agents
 from harena.match.agent.load import AgentError, ArchiveLimits
 from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
@@ -21,8 +22,11 @@ from harena.terminal import safe
 
 SMOKE_CLOCK = Clock(start_s=30, move_s=5, bank_s=0, match_s=60)
 """The clock of real matches, but with less time for the whole game."""
+FORBIDDEN = ("os.system", "subprocess", "eval", "exec", "__import__")
+"""What the executor's configuration forbids by default. It is advice to authors; the box is the wall."""
 LOG_LINES = 15
 LOG_CHARACTERS = 1500
+MAX_BROKEN = 50
 
 Play = Callable[[MatchSpec], MatchResult]
 
@@ -39,6 +43,30 @@ class AgentValidation:
         return {"valid": self.valid, "errors": list(self.errors), "warnings": list(self.warnings)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HouseRules:
+    """What a host refuses in agents, beyond what cannot work. None of it is protection: the box is."""
+
+    forbidden: tuple[str, ...] = ()
+    """Modules and functions that may neither be imported nor called."""
+    extensions: tuple[str, ...] | None = None
+    """Allowed endings of file names, with the dot; None allows all."""
+    max_lines: int | None = None
+    """Most lines of each Python file."""
+
+
+def _broken_rules(code: AgentCode, seen: agents.Inspection, rules: HouseRules) -> tuple[str, ...]:
+    broken = [str(advice) for advice in seen.refusals]
+    for path, data in sorted(code.files.items()):
+        shown = code.shown if path == code.entry and code.shown else path
+        if rules.extensions is not None and not path.lower().endswith(rules.extensions):
+            broken.append(f"{shown}: this kind of file is not allowed here; allowed are {', '.join(rules.extensions)}")
+        lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+        if rules.max_lines is not None and path.endswith(".py") and lines > rules.max_lines:
+            broken.append(f"{shown}: {lines} lines; at most {rules.max_lines} are allowed here")
+    return tuple(broken[:MAX_BROKEN])
+
+
 def validate(
     agent: AgentCode | str | os.PathLike[str] | bytes,
     environment: str,
@@ -48,17 +76,21 @@ def validate(
     clock: Clock = SMOKE_CLOCK,
     limits: ArchiveLimits = agents.DEFAULT_LIMITS,
     forbidden_imports: Sequence[str] = agents.FORBIDDEN_IMPORTS,
+    rules: HouseRules | None = None,
     memory_mb: int = 512,
 ) -> AgentValidation:
     """Raises HarenaError where it cannot say: see the top of this file."""
     game: Any = _matches("registry").make(environment)
     try:
-        code = agent if isinstance(agent, AgentCode) else agents.load(agent, limits=limits)
+        code = agent if isinstance(agent, AgentCode) else image.load_any(agent, limits=limits)
     except AgentError as error:
         return AgentValidation(False, (str(error),))
-    seen = agents.inspect(code, forbidden_imports)
+    seen = agents.inspect(code, forbidden_imports, refused=rules.forbidden if rules else ())
     if seen.error:
         return AgentValidation(False, (seen.error,), seen.warnings)
+    broken = _broken_rules(code, seen, rules) if rules else ()
+    if broken:
+        return AgentValidation(False, broken, seen.warnings)
     spec = MatchSpec(
         environment=environment,
         agents=tuple(dataclasses.replace(code, name=f"{code.name} in seat {seat}") for seat in range(game.seats)),

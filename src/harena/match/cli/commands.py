@@ -115,7 +115,7 @@ def _fill_envs(command: argparse.ArgumentParser) -> None:
 def _fill_match(command: argparse.ArgumentParser) -> None:
     command.description = MATCH_TEXT
     command.add_argument("env", metavar="ENV", help="a game; `harena envs` lists them")
-    command.add_argument("agents", nargs="+", metavar="AGENT", help="a .py file, a folder or a zip")
+    command.add_argument("agents", nargs="+", metavar="AGENT", help="a .py file, a folder, a zip, or image:NAME")
     command.add_argument("--seed", type=_seed, metavar="N", help="seed of the game or of the whole series (random)")
     command.add_argument("--json", action="store_true", help="print the full result as one JSON object")
 
@@ -133,6 +133,12 @@ def _fill_match(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--fresh", action="store_true", help="start new agent processes for each game of a series")
     group.add_argument("--workers", type=int, metavar="N", help="number of matches at once (one for each core)")
+    group.add_argument(
+        "--backend",
+        default="local",
+        metavar="URL",
+        help="where the agents run: a server by its URL, with its token in HARENA_TOKEN (this machine)",
+    )
 
     group = command.add_argument_group("display and files")
     group.add_argument("--watch", action="store_true", help="draw the game in the terminal")
@@ -202,7 +208,7 @@ def _fill_replay(command: argparse.ArgumentParser) -> None:
 
 
 def _fill_validate(command: argparse.ArgumentParser) -> None:
-    command.add_argument("agent", metavar="AGENT", help="a .py file, a folder or a zip")
+    command.add_argument("agent", metavar="AGENT", help="a .py file, a folder, a zip, or image:NAME")
     command.add_argument("--env", required=True, metavar="ENV", help="the game that the agent plays")
     command.add_argument("--json", action="store_true", help="print the result as JSON")
     _sets(command, _validate, VALIDATE_EPILOG)
@@ -212,8 +218,9 @@ def _fill_executor(command: argparse.ArgumentParser) -> None:
     command.description = EXECUTOR_TEXT
     command.add_argument("--host", metavar="HOST", help="address to listen on")
     command.add_argument("--port", type=int, metavar="N", help="port (50051); 0 chooses a free port and prints it")
+    command.add_argument("--metrics-port", type=int, metavar="N", help="serve Prometheus metrics on this port too")
     command.add_argument("--config", metavar="FILE", help="a YAML file with settings")
-    command.add_argument("--files", metavar="FOLDER", help="allow file:// URLs of agents below this folder")
+    command.add_argument("--files", metavar="FOLDER", help="allow paths and file:// URLs of agents below this folder")
     command.add_argument("--insecure", action="store_true", help="allow others to run code here without a token")
     _sets(command, _executor)
 
@@ -284,6 +291,11 @@ def _executor(args: argparse.Namespace) -> int:
     from harena.match.executor import server
 
     server.serve_from(
-        host=args.host, port=args.port, config_path=args.config, file_folder=args.files, insecure=args.insecure
+        host=args.host,
+        port=args.port,
+        metrics_port=args.metrics_port,
+        config_path=args.config,
+        file_folder=args.files,
+        insecure=args.insecure,
     )
     return OK

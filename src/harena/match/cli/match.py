@@ -1,5 +1,7 @@
 """`harena match`: plays one game, a series or a tournament and prints a table or JSON. Guarantees: all arguments are
 checked before anything is played; Ctrl-C ends the boxes and keeps the finished games.
+
+One file: what is printed follows from the plan and from what was kept.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from harena import terminal
 from harena.command import print_json
 from harena.errors import SpecError
 from harena.match import registry
-from harena.match.agent import load as agents
+from harena.match.agent import image
 from harena.match.cli import commands as cli
 from harena.match.cli.replay import checked_fps
 from harena.match.game import Game
@@ -120,7 +122,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     for path in (args.replay, args.html):
         _check_writable(path)
     names = distinct_names(args.agents)
-    codes = tuple(agents.load(path, name=name) for path, name in zip(args.agents, names, strict=True))
+    codes = tuple(image.load_any(path, name=name) for path, name in zip(args.agents, names, strict=True))
     seed = secrets.randbelow(1 << 32) if args.seed is None else args.seed
     clock = Clock(**{CLOCKS[name]: getattr(args, name) for name in CLOCKS if getattr(args, name) is not None})
     return Plan(args, game, codes, seed, _schedule(args, game.seats, seed), clock, config)
@@ -228,12 +230,12 @@ def _numbered(names: Sequence[str]) -> list[str]:
 def _player(plan: Plan) -> Generator[Play]:
     args = plan.args
     if args.watch or plan.single:
-        with play.Rack() as rack:
+        with play.Rack(backend=args.backend) as rack:
             yield _watched(plan, rack) if args.watch else _in_turn(rack)
     else:
         from harena.match.run import runner
 
-        with runner.Runner(workers=args.workers) as workers:
+        with runner.Runner(workers=args.workers, backend=args.backend) as workers:
             yield lockstep(workers, BATCH) if args.lockstep else ahead(workers, 4 * workers.workers)
 
 

@@ -84,7 +84,7 @@ def _agent(match: MatchCall, agent: int) -> pb.AgentResult:
 
 
 def _winner(match: MatchCall) -> str:
-    """Of one game, whom the game names; of a series, the highest total score."""
+    """Return the winner that a single game names, or the highest total score of a series."""
     if len(match.games) == 1:
         game = match.games[0]
         return _name(match, game, game.result.winner)

@@ -15,6 +15,7 @@ import hmac
 import http.client
 import ipaddress
 import os
+import re
 import socket
 import ssl
 import stat
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from harena.errors import HarenaError
+from harena.match import variables
 from harena.match.executor import config
 
 CHUNK = 1 << 16
@@ -79,8 +81,11 @@ class Fetcher:
     ) -> None:
         self._settings = settings
         self._resolve = resolve
-        self._environ = os.environ if environ is None else environ
+        self._environ = environ
         self._tls = ssl.create_default_context(cafile=str(settings.ca_file) if settings.ca_file else None)
+
+    def _variable(self, name: str) -> str | None:
+        return variables.text(name, self._environ)
 
     def check(self, url: str) -> None:
         """Raise FetchRefused for URLs that `fetch` would refuse before it sends anything."""
@@ -104,6 +109,8 @@ class Fetcher:
     def _scheme(self, url: str) -> str:
         if len(url) > MAX_URL:
             raise FetchRefused(f"a URL of {len(url)} characters; at most {MAX_URL}")
+        if _is_path(url):
+            return "file"
         if not url.isascii() or any(ord(char) <= 32 or char in '\\"<>^`{|}\x7f' for char in url):
             raise FetchRefused("a URL with spaces or other characters that must be percent-encoded")
         scheme = url.partition(":")[0].lower()
@@ -249,12 +256,12 @@ class Fetcher:
 
     def _s3_headers(self, target: _Target) -> dict[str, str]:
         """Headers signed with credentials from the environment; anonymous without them."""
-        identity, secret = self._environ.get("AWS_ACCESS_KEY_ID"), self._environ.get("AWS_SECRET_ACCESS_KEY")
+        identity, secret = self._variable("AWS_ACCESS_KEY_ID"), self._variable("AWS_SECRET_ACCESS_KEY")
         if not identity or not secret:
             return {}
         now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
         headers = {"host": target.netloc, "x-amz-content-sha256": hashlib.sha256(b"").hexdigest(), "x-amz-date": now}
-        if token := self._environ.get("AWS_SESSION_TOKEN"):
+        if token := self._variable("AWS_SESSION_TOKEN"):
             headers["x-amz-security-token"] = token
         return {**headers, "authorization": sign(headers, target.path, identity, secret, self._settings.s3.region)}
 
@@ -264,12 +271,12 @@ class Fetcher:
         """The allowed folder, and the path below it with all links resolved."""
         folder = self._settings.file_folder
         if folder is None:
-            raise FetchRefused("file:// is not allowed: set fetch.file_folder in the executor's config")
-        parts = urllib.parse.urlsplit(url)
-        path = urllib.parse.unquote(parts.path)
-        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not path.startswith("/"):
-            raise FetchRefused("expected file:///path/to/agent")
-        outside = FetchRefused(f"file:// is allowed below {folder} only (fetch.file_folder)")
+            raise FetchRefused(
+                "files of this machine are not allowed: name their folder with --files, or as fetch.file_folder in the "
+                "executor's config"
+            )
+        path = os.path.join(folder, url) if _is_path(url) else _path_of(url)
+        outside = FetchRefused(f"files are allowed below {folder} only (--files, fetch.file_folder)")
         try:
             root = Path(os.path.realpath(folder, strict=True))
             below = Path(os.path.realpath(path)).relative_to(root).parts
@@ -302,6 +309,19 @@ class Fetcher:
         if len(data) > cap:
             raise self._too_large(name)
         return data
+
+
+def _is_path(url: str) -> bool:
+    """Whether it is a plain path, absolute or below the allowed folder, and no URL."""
+    return not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", url)
+
+
+def _path_of(url: str) -> str:
+    parts = urllib.parse.urlsplit(url)
+    path = urllib.parse.unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not path.startswith("/"):
+        raise FetchRefused("expected file:///path/to/agent")
+    return path
 
 
 class _PinnedConnection(http.client.HTTPConnection):

@@ -18,12 +18,16 @@ import grpc
 
 from harena.errors import HarenaError
 from harena.match import registry
+from harena.match.agent import image
 from harena.match.agent import load as agents
 from harena.match.executor import replays
 from harena.match.executor.config import ServerConfig
 from harena.match.executor.fetch import Fetcher, FetchFailed, FetchRefused
-from harena.match.executor.orders import CallRefused, Order
+from harena.match.executor.jobs.manifest import PodAgent
+from harena.match.executor.jobs.runner import JobRun, JobRunner, MatchBroken, MatchLost, job_match
+from harena.match.executor.orders import CallRefused, Entrant, Order
 from harena.match.executor.replays import ReplayStore
+from harena.match.executor.turns import Turns
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.run.protocol import MatchHandle, MatchRunner
 from harena.match.series import tournament
@@ -118,9 +122,11 @@ class MatchCall:
         self.cause: VoidCause | None = None
         """Why it is void, when a game of it was begun."""
         self.wall_s = 0.0
+        self.pulled_s = 0.0
+        """Time that images took to be found or pulled. It is not part of `timeout_s`."""
         self._settings = settings
         self._lock = threading.Lock()
-        self._handle: MatchHandle | None = None
+        self._handle: MatchHandle | JobRun | None = None
         self._stopped = ""
         self._listening = threading.Lock()
         self._watchers: list[Watcher] = []
@@ -175,8 +181,16 @@ class MatchCall:
 
     # ---- the series ----
 
-    def play(self, runner: MatchRunner, fetcher: Fetcher, store: ReplayStore) -> None:
-        """Never raises for what a client, an agent or a runner can do: `status` and `error` say how it went."""
+    def play(self, runner: MatchRunner | JobRunner, fetcher: Fetcher, store: ReplayStore, turns: Turns) -> None:
+        """Waits for a place and plays. Never raises for what a client, an agent or a runner can do: `status` and
+        `error` say how it went."""
+        with turns.turn(self.caller, self.order.priority, lambda: self.stopped) as playing:
+            if playing:
+                self._play(runner, fetcher, store)
+        if self._stopped:
+            self._end(MatchStatus.CANCELLED, self._stopped)
+
+    def _play(self, runner: MatchRunner | JobRunner, fetcher: Fetcher, store: ReplayStore) -> None:
         started = time.monotonic()
         try:
             self._series(runner, fetcher, store, started + self.order.timeout_s)
@@ -186,12 +200,14 @@ class MatchCall:
             self._end(MatchStatus.VOID, str(error))
         finally:
             self.wall_s = time.monotonic() - started
-        if self._stopped:
-            self._end(MatchStatus.CANCELLED, self._stopped)
 
-    def _series(self, runner: MatchRunner, fetcher: Fetcher, store: ReplayStore, ends_at: float) -> None:
+    def _series(self, runner: MatchRunner | JobRunner, fetcher: Fetcher, store: ReplayStore, ends_at: float) -> None:
         """Ends with the first game that has no result: its caller decides whether to ask again."""
         codes = self._codes(fetcher)
+        ends_at += self.pulled_s
+        playable = [code for code in codes if isinstance(code, AgentCode)]
+        if isinstance(runner, JobRunner) and len(playable) == len(codes):
+            return self._series_as_job(runner, playable, store)
 
         def play(pairings: Iterator[Pairing]) -> Iterator[MatchResult]:
             for pairing in pairings:
@@ -200,10 +216,51 @@ class MatchCall:
         series = Series(tournament.Fixed(len(codes), self.pairings), _played)
         with contextlib.closing(drive(series, play)) as games:
             for pairing, result in games:
-                self._keep(pairing, result, store)
-                self._tell("finished", pairing.number, self.games[-1])
-                if result.status is not MatchStatus.FINISHED:
-                    raise _Stopped(result.status, result.error or result.reason, result.cause)
+                self._end_game(pairing, result, store)
+        return None
+
+    def _series_as_job(self, runner: JobRunner, codes: Sequence[AgentCode], store: ReplayStore) -> None:
+        """One Job for all games."""
+        order = self.order
+        entrants = zip(order.entrants, codes, strict=True)
+        agents = tuple(PodAgent(code=code, image=entrant.image) for entrant, code in entrants)
+        games = tuple((pairing.seats, pairing.seed) for pairing in self.pairings)
+        spec = self._spec(self.pairings[0], (), order.clock.match_s)
+        match = job_match(
+            spec,
+            agents,
+            games,
+            timeout_s=order.timeout_s,
+            settings=self._settings,
+            caller=self.caller,
+            watched=order.watchable,
+        )
+        run = runner.run(match)
+        with self._lock:
+            if self._stopped:
+                raise _Stopped(MatchStatus.CANCELLED, self._stopped)
+            self._handle = run
+        try:
+            self._tell("started", 0, None)
+            for result in run.results(lambda game, event: self._tell("step", game, event)):
+                self._end_game(self.pairings[len(self.games)], result, store)
+                if len(self.games) < len(self.pairings):
+                    self._tell("started", len(self.games), None)
+        except MatchLost as error:
+            raise _Stopped(MatchStatus.VOID, str(error), VoidCause.WORKER_LOST) from None
+        except MatchBroken as error:
+            raise _Stopped(MatchStatus.VOID, str(error), VoidCause.NO_BOX) from None
+        finally:
+            self._handle = None
+            self.logs |= run.logs
+        if len(self.games) < len(self.pairings):
+            raise _Stopped(MatchStatus.TIMEOUT, self._too_long())
+
+    def _end_game(self, pairing: Pairing, result: MatchResult, store: ReplayStore) -> None:
+        self._keep(pairing, result, store)
+        self._tell("finished", pairing.number, self.games[-1])
+        if result.status is not MatchStatus.FINISHED:
+            raise _Stopped(result.status, result.error or result.reason, result.cause)
 
     def _keep(self, pairing: Pairing, result: MatchResult, store: ReplayStore) -> None:
         number = pairing.number
@@ -213,11 +270,16 @@ class MatchCall:
                 if seat.status is not SeatStatus.OK:
                     self.faults[agent] = seat
         urls = ("", "")
+        wanted = self.order.record or (self.order.include_replay and number == 0)
         try:
-            if self.order.record and result.replay:
-                urls = store.write(self.order.match_id, number, result.replay, caller=self.caller)
-            if self.order.include_replay and result.replay and number == 0:
-                self.replay = replays.as_json(result.replay)
+            if wanted and result.replay:
+                entrants = [self.order.entrants[agent] for agent in pairing.seats]
+                document = replays.as_json(result.replay, self._settings.replay, entrants)
+                if self.order.include_replay and number == 0:
+                    self.replay = document
+                if self.order.record:
+                    name = replays.file_name(self.order.match_id, number, caller=self.caller)
+                    urls = store.write(name, document, result.replay)
         except (OSError, HarenaError) as error:
             self.warnings.append(f"no replay of game {number}: {error}")
         seats = tuple(dataclasses.replace(seat, log="") for seat in result.seats)
@@ -230,6 +292,9 @@ class MatchCall:
         limits = archive_limits(self._settings)
         codes: list[AgentCode | str] = []
         for at, entrant in enumerate(self.order.entrants):
+            if entrant.image:
+                codes.append(self._image(entrant, f"agents[{at}].docker_image"))
+                continue
             data = entrant.code
             if entrant.url and not self._stopped:
                 try:
@@ -241,6 +306,22 @@ class MatchCall:
             except agents.AgentError as error:
                 codes.append(str(error))
         return codes
+
+    def _image(self, entrant: Entrant, field: str) -> AgentCode | str:
+        began = time.monotonic()
+        try:
+            return image.load(
+                entrant.image,
+                name=entrant.agent_id,
+                pulls=self._settings.images.policy,
+                cancelled=lambda: self.stopped,
+            )
+        except (image.ImageMissing, image.PullFailed) as error:
+            raise FetchFailed(f"{field}: {error}") from None
+        except agents.AgentError as error:
+            return str(error)
+        finally:
+            self.pulled_s += time.monotonic() - began
 
     def _spec(self, pairing: Pairing, codes: Sequence[AgentCode], left_s: float) -> MatchSpec:
         order, settings = self.order, self._settings
@@ -259,7 +340,7 @@ class MatchCall:
         )
 
     def _play_one(
-        self, runner: MatchRunner, pairing: Pairing, seated: Sequence[AgentCode | str], ends_at: float
+        self, runner: MatchRunner | JobRunner, pairing: Pairing, seated: Sequence[AgentCode | str], ends_at: float
     ) -> MatchResult:
         left_s = ends_at - time.monotonic()
         if left_s <= 0:
@@ -277,6 +358,8 @@ class MatchCall:
         with self._lock:
             if self._stopped:
                 raise _Stopped(MatchStatus.CANCELLED, self._stopped)
+            if isinstance(runner, JobRunner):
+                raise _Stopped(MatchStatus.VOID, "a match as a Job is played as a whole")
             handle = self._handle = runner.submit(spec, on_event=on_event if self.order.watchable else None)
         try:
             return handle.result(timeout=spec.clock.match_s + SLACK_S)
@@ -343,7 +426,7 @@ def _pairings(order: Order) -> list[Pairing]:
 
 
 class RunningMatches:
-    """The running matches by caller and id, and how many more there may be."""
+    """The accepted matches by caller and id, and how many more there may be."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -396,7 +479,7 @@ class RunningMatches:
         if len(self._matches) + self._others >= self.limit:
             raise CallRefused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self.limit} matches are running, which is the limit (executor.max_matches); try again later",
+                f"{self.limit} matches are running or waiting, the limit (executor.max_matches); try again later",
             )
 
     def drain(self, grace_s: float) -> None:

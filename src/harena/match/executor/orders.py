@@ -10,13 +10,16 @@ import secrets
 import uuid
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc
 
 from harena.errors import HarenaError
 from harena.match import registry
+from harena.match.agent import image
+from harena.match.agent.image import PullPolicy
+from harena.match.agent.load import AgentError
 from harena.match.executor.config import ServerConfig
 from harena.match.executor.fetch import Fetcher, FetchRefused
 from harena.match.executor.pb import executor_pb2 as pb
@@ -26,6 +29,10 @@ CALLER: ContextVar[str] = ContextVar("caller", default="")
 """Name of the caller, from the server's door. A match belongs to its caller: nobody else can watch or cancel it."""
 MAX_ID = 256
 MAX_CONFIG = 64 << 10
+MAX_METADATA = 64
+"""Entries of an agent's metadata."""
+MAX_METADATA_TEXT = 4096
+MAX_PRIORITY = 100
 
 
 class CallRefused(HarenaError):
@@ -46,13 +53,16 @@ class Entrant:
     code: bytes
     """Code of the agent; empty if it must be fetched from the URL."""
     url: str
+    image: str = ""
+    version: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     match_id: str
     environment: str
-    """With its version."""
+    """The environment's id, with its version."""
     entrants: tuple[Entrant, ...]
     seed: int
     games: int
@@ -65,13 +75,16 @@ class Order:
     include_logs: bool
     watchable: bool
     """Send every step to watchers, which has a cost."""
+    priority: int = 0
+    """Among the matches of the same caller."""
 
 
 def read(request: pb.MatchRequest, settings: ServerConfig, fetcher: Fetcher, *, watchable: bool = False) -> Order:
     environment = environment_of(request.environment)
     config = _config(request.config)
     _check_seats(environment, config, len(request.agents))
-    entrants = tuple(_entrant(agent, f"agents[{at}]", fetcher) for at, agent in enumerate(request.agents))
+    pulls = settings.images.policy
+    entrants = tuple(_entrant(agent, f"agents[{at}]", fetcher, pulls) for at, agent in enumerate(request.agents))
     _check_unique(entrants)
     games = request.games or 1
     if games > settings.executor.max_games:
@@ -90,7 +103,14 @@ def read(request: pb.MatchRequest, settings: ServerConfig, fetcher: Fetcher, *, 
         include_replay=request.include_replay,
         include_logs=request.include_logs,
         watchable=watchable or request.watchable,
+        priority=_priority(request.priority),
     )
+
+
+def _priority(asked: int) -> int:
+    if abs(asked) > MAX_PRIORITY:
+        raise invalid(f"priority: {asked}; from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    return asked
 
 
 def environment_of(name: str) -> str:
@@ -109,7 +129,7 @@ def _identity(text: str, field: str) -> str:
     return text
 
 
-def _entrant(agent: pb.AgentData, field: str, fetcher: Fetcher) -> Entrant:
+def _entrant(agent: pb.AgentData, field: str, fetcher: Fetcher, pulls: PullPolicy) -> Entrant:
     if not agent.agent_id:
         raise invalid(f"{field}.agent_id: missing")
     _identity(agent.agent_id, f"{field}.agent_id")
@@ -119,16 +139,39 @@ def _entrant(agent: pb.AgentData, field: str, fetcher: Fetcher) -> Entrant:
         found = f"both {' and '.join(given)} are" if given else "nothing is"
         raise invalid(f"{field}: give one of code_url, code_zip and docker_image; {found} given")
     if agent.docker_image:
-        raise CallRefused(
-            grpc.StatusCode.UNIMPLEMENTED,
-            f"{field}.docker_image: agents in containers are not supported; send the code as code_zip or code_url",
-        )
+        _check_image(agent.docker_image, f"{field}.docker_image", pulls)
     if agent.code_url:
         try:
             fetcher.check(agent.code_url)
         except FetchRefused as error:
             raise invalid(f"{field}.code_url: {error}") from None
-    return Entrant(agent_id=agent.agent_id, code=agent.code_zip, url=agent.code_url)
+    return Entrant(
+        agent_id=agent.agent_id,
+        code=agent.code_zip,
+        url=agent.code_url,
+        image=agent.docker_image,
+        version=_identity(agent.version, f"{field}.version"),
+        metadata=_metadata(agent.metadata, f"{field}.metadata"),
+    )
+
+
+def _metadata(given: Mapping[str, str], field: str) -> dict[str, str]:
+    if len(given) > MAX_METADATA:
+        raise invalid(f"{field}: {len(given)} entries; at most {MAX_METADATA}")
+    for key, value in given.items():
+        _identity(key, f"{field}: a key")
+        if len(value) > MAX_METADATA_TEXT:
+            raise invalid(f"{field}[{key!r}]: {len(value)} characters; at most {MAX_METADATA_TEXT}")
+    return dict(given)
+
+
+def _check_image(name: str, field: str, pulls: PullPolicy) -> None:
+    try:
+        image.check(name, pulls)
+    except image.ImageMissing as error:
+        raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{field}: {error}") from None
+    except AgentError as error:
+        raise invalid(f"{field}: {error}") from None
 
 
 def _check_unique(entrants: tuple[Entrant, ...]) -> None:

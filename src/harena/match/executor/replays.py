@@ -6,6 +6,7 @@ the oldest files if there are more than max_files or max_mb.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import os
 import re
@@ -13,11 +14,15 @@ import tempfile
 import threading
 import time
 import urllib.parse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from harena.match import variables
 from harena.match.executor import config
+from harena.match.executor.orders import Entrant
 from harena.match.replay import viewer
 from harena.match.replay.replay import Replay
 
@@ -27,8 +32,19 @@ ROOM = 0.9
 """Share of the limit that is kept when a full folder is cleaned."""
 
 
-def as_json(compact: bytes) -> bytes:
-    return msgspec.json.encode(Replay.load(compact).to_json())
+def as_json(compact: bytes, settings: config.ReplaySection, entrants: Sequence[Entrant]) -> bytes:
+    """The JSON replay, with what the client said about each seat's agent and as much as the settings keep."""
+    document = Replay.load(compact).to_json()
+    for agent, entrant in zip(document["metadata"]["agents"], entrants, strict=True):
+        agent |= {"version": entrant.version, "metadata": dict(entrant.metadata)}
+    frames: list[dict[str, Any]] = document["frames"]
+    if settings.max_frames is not None and len(frames) > settings.max_frames:
+        document["metadata"]["frames_left_out"] = len(frames) - settings.max_frames
+        del frames[settings.max_frames :]
+    if not settings.include_observations:
+        for frame in [document["initial"], *frames]:
+            frame["observations"] = {}
+    return msgspec.json.encode(document)
 
 
 class ReplayStore:
@@ -41,15 +57,16 @@ class ReplayStore:
         self._bytes = 0
         """Total size at the last scan of the folder, plus what was written since."""
 
-    def write(self, match_id: str, game: int, compact: bytes, *, caller: str = "") -> tuple[str, str]:
-        """Write a replay and return the URLs of JSON and HTML. Raises OSError and ReplayError."""
+    def write(self, name: str, document: bytes, compact: bytes) -> tuple[str, str]:
+        """Write the JSON replay and its page, and return their URLs. Raises OSError and ReplayError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        name = file_name(match_id, game, caller=caller)
-        replay = Replay.load(compact)
-        self._put(f"{name}.json", msgspec.json.encode(replay.to_json()))
-        self._put(f"{name}.html", viewer.html(replay).encode())
+        json_name, page_name = f"{name}.json", f"{name}.html"
+        if self._settings.compress:
+            json_name, document = f"{json_name}.gz", gzip.compress(document, mtime=0)
+        self._put(json_name, document)
+        self._put(page_name, viewer.html(Replay.load(compact)).encode())
         self._sweep()
-        return self._url(f"{name}.json"), self._url(f"{name}.html")
+        return self._url(json_name), self._url(page_name)
 
     def _put(self, name: str, data: bytes) -> None:
         with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".", delete=False) as file:
@@ -105,7 +122,7 @@ class ReplayStore:
         return found
 
 
-FILE_NAME = re.compile(r"[\w.-]{1,100}\.[0-9a-f]{8}\.\d{1,7}\.(json|html)", re.ASCII)
+FILE_NAME = re.compile(r"[\w.-]{1,100}\.[0-9a-f]{8}\.\d{1,7}\.(json|json\.gz|html)", re.ASCII)
 
 
 def file_name(match_id: str, game: int, *, caller: str = "") -> str:
@@ -116,5 +133,4 @@ def file_name(match_id: str, game: int, *, caller: str = "") -> str:
 
 
 def _default_folder() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "harena" / "replays"
+    return variables.state_folder() / "replays"

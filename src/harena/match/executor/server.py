@@ -63,8 +63,11 @@ class Door(Protocol):
 class RunningServer:
     """A started executor. `stop` may be called from any thread, and more than once."""
 
-    def __init__(self, server: grpc.Server, rpcs: service.Service, checks: Any, port: int) -> None:
+    def __init__(
+        self, server: grpc.Server, rpcs: service.MatchExecutor, checks: Any, port: int, metrics_port: int | None
+    ) -> None:
         self.port = port
+        self.metrics_port = metrics_port
         self._server = server
         self._rpcs = rpcs
         self._checks = checks
@@ -97,8 +100,11 @@ class RunningServer:
         self.stop()
 
 
-def start(settings: ServerConfig, *, runner: Any = None, door: Door | None = None) -> RunningServer:
-    """`runner` is for those who have one already, and stays theirs. `door` takes the place of executor.auth_token."""
+def start(
+    settings: ServerConfig, *, runner: Any = None, at_once: int | None = None, door: Door | None = None
+) -> RunningServer:
+    """`runner` is for those who have one already, and stays theirs; it plays `at_once` matches. `door` takes the place
+    of executor.auth_token."""
     executor = settings.executor
     if door is None and executor.auth_token:
         door = _Token(executor.auth_token)
@@ -106,27 +112,31 @@ def start(settings: ServerConfig, *, runner: Any = None, door: Door | None = Non
     guarded = door is not None or executor.tls.client_ca is not None or executor.insecure
     if not guarded and not config.is_loopback(executor.host):
         raise ConfigError(OPEN_DOOR.format(executor.host))
-    cores = len(os.sched_getaffinity(0))
-    limit = settings.executor.max_matches or cores
-    if runner is None and limit > cores:
-        raise ConfigError(f"executor.max_matches: {limit}, but there are {cores} cores, and a match takes one")
     for name in settings.executor.environments:
         registry.trust(name)  # before the runner starts processes, which inherit it
     with contextlib.ExitStack() as stack:
-        if runner is None:
+        if runner is None and settings.use_k8s:
+            from harena.match.executor.jobs.runner import JobRunner
+
+            jobs = JobRunner(settings)
+            stack.callback(jobs.close)
+            jobs.start()
+            runner, at_once = jobs, settings.k8s.max_jobs
+        elif runner is None:
             from harena.match.run.runner import Runner
 
+            at_once = min(executor.max_matches, len(os.sched_getaffinity(0)))
             # Before gRPC has threads: the runner starts processes.
-            runner = stack.enter_context(Runner(workers=limit))
-        server = _start(settings, runner, limit, door)
+            runner = stack.enter_context(Runner(workers=at_once))
+        server = _start(settings, runner, at_once or executor.max_matches, door)
         server.on_stop(stack.pop_all().close)
     return server
 
 
-def _start(settings: ServerConfig, runner: Any, limit: int, door: Door | None) -> RunningServer:
+def _start(settings: ServerConfig, runner: Any, at_once: int, door: Door | None) -> RunningServer:
     executor = settings.executor
-    rpcs = service.Service(settings, runner, max_matches=limit)
-    threads = limit + executor.max_watchers + OTHER_CALLS
+    rpcs = service.MatchExecutor(settings, runner, at_once=at_once)
+    threads = executor.max_matches + executor.max_watchers + OTHER_CALLS
     server = grpc.server(
         futures.ThreadPoolExecutor(threads, thread_name_prefix="executor"),
         handlers=[service.handlers(rpcs)],
@@ -143,8 +153,11 @@ def _start(settings: ServerConfig, runner: Any, limit: int, door: Door | None) -
     checks.set(service.NAME, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = _listen(server, settings)
+    end_metrics, metrics_port = rpcs.metrics.serve(executor.host, executor.metrics_port)
     server.start()
-    return RunningServer(server, rpcs, checks, port)
+    running = RunningServer(server, rpcs, checks, port, metrics_port)
+    running.on_stop(end_metrics)
+    return running
 
 
 def _listen(server: grpc.Server, settings: ServerConfig) -> int:
@@ -229,7 +242,7 @@ def _as_text(value: str | bytes) -> str:
 
 
 def _refusing(refusal: CallRefused) -> Any:
-    """As a stream: a handler of one message would hold a thread until the stranger has sent it."""
+    """Refuse a call as a stream: a handler of one message would hold a thread until the client has sent it."""
 
     def refuse(_: object, context: grpc.ServicerContext) -> Any:
         context.abort(refusal.code, str(refusal))
@@ -272,7 +285,7 @@ def serve(settings: ServerConfig) -> None:
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         running = start(settings)
-        _announce(settings, running.port)
+        _announce(settings, running)
         _wait(asked)
         log.info("shutting down: running matches have %g s", settings.executor.grace_sec)
         stopper = threading.Thread(target=running.stop, args=(settings.executor.grace_sec,))
@@ -291,10 +304,12 @@ def _wait(asked: threading.Event) -> None:
         pass
 
 
-def _announce(settings: ServerConfig, port: int) -> None:
-    executor = settings.executor
+def _announce(settings: ServerConfig, running: RunningServer) -> None:
+    executor, port = settings.executor, running.port
     secured = "TLS" if executor.tls.cert else "plain text"
     log.info("listening on %s port %d, %s", executor.host, port, secured)
+    if running.metrics_port is not None:
+        log.info("metrics on http://%s:%d/metrics", executor.host, running.metrics_port)
     if executor.insecure and not config.is_loopback(executor.host):
         log.warning("--insecure: anyone who can reach %s port %d can run code here", executor.host, port)
 
@@ -302,6 +317,7 @@ def _announce(settings: ServerConfig, port: int) -> None:
 def serve_from(
     host: str | None = None,
     port: int | None = None,
+    metrics_port: int | None = None,
     config_path: str | None = None,
     file_folder: str | None = None,
     insecure: bool = False,
@@ -309,4 +325,7 @@ def serve_from(
     """Run `harena executor`: arguments override the environment, which overrides the file. `file_folder` allows file://
     URLs below it."""
     loaded = config.load(config_path)
-    serve(config.override(loaded, host=host, port=port, file_folder=file_folder, insecure=insecure))
+    chosen = config.override(
+        loaded, host=host, port=port, metrics_port=metrics_port, file_folder=file_folder, insecure=insecure
+    )
+    serve(chosen)

@@ -13,19 +13,22 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
 import harena
 from harena.errors import HarenaError
 from harena.match import registry
-from harena.match.agent import load as agents
 from harena.match.agent import validate
 from harena.match.executor import answers, orders
 from harena.match.executor.config import ServerConfig
 from harena.match.executor.fetch import Fetcher
+from harena.match.executor.jobs.runner import JobRunner
 from harena.match.executor.matches import SLACK_S, MatchCall, RunningMatches, Watcher, archive_limits
+from harena.match.executor.metrics import ExecutorMetrics
 from harena.match.executor.orders import CALLER, CallRefused
 from harena.match.executor.pb import executor_pb2 as pb
 from harena.match.executor.replays import ReplayStore
+from harena.match.executor.turns import Turns
 from harena.match.result import Clock, MatchResult, MatchSpec
 from harena.match.run.protocol import MatchRunner
 
@@ -38,17 +41,20 @@ SPARE_BYTES = 1 << 16
 Context = grpc.ServicerContext
 
 
-class Service:
+class MatchExecutor:
     def __init__(
-        self, settings: ServerConfig, runner: MatchRunner, *, max_matches: int, fetcher: Fetcher | None = None
+        self, settings: ServerConfig, runner: MatchRunner | JobRunner, *, at_once: int, fetcher: Fetcher | None = None
     ) -> None:
+        """`at_once`: matches played at a time; others wait for their turn."""
         self._settings = settings
         self._runner = runner
         self._fetcher = fetcher or Fetcher(settings.fetch)
         self._store = ReplayStore(settings.replay)
         self._environments = [*registry.infos(), *map(registry.info, settings.executor.environments)]
         self._watchers = threading.BoundedSemaphore(settings.executor.max_watchers)
-        self.board = RunningMatches(max_matches)
+        self.board = RunningMatches(settings.executor.max_matches)
+        self.turns = Turns(at_once)
+        self.metrics = ExecutorMetrics(self.board, self.turns)
 
     # ---- rpcs ----
 
@@ -89,8 +95,14 @@ class Service:
         if not request.code_zip:
             raise orders.invalid("code_zip: missing")
         settings = self._settings.validation
-        forbidden = agents.FORBIDDEN_IMPORTS if settings.forbidden_imports is None else settings.forbidden_imports
-        with self.board:
+        rules = validate.HouseRules(
+            forbidden=settings.forbidden_imports,
+            extensions=settings.allowed_extensions,
+            max_lines=settings.max_lines,
+        )
+        with self.board, self.turns.turn(CALLER.get(), 0, lambda: not context.is_active()) as playing:
+            if not playing:
+                raise CallRefused(grpc.StatusCode.CANCELLED, "the call was cancelled")
             try:
                 found = validate.validate(
                     request.code_zip,
@@ -98,7 +110,7 @@ class Service:
                     play=functools.partial(self._play_for_call, context),
                     clock=self._smoke_clock(),
                     limits=archive_limits(self._settings),
-                    forbidden_imports=forbidden,
+                    rules=rules,
                     memory_mb=self._settings.resource_limits.memory_limit,
                 )
             except HarenaError as error:
@@ -116,6 +128,7 @@ class Service:
             version=harena.__version__,
             active_matches=len(self.board),
             max_matches=self.board.limit,
+            waiting_matches=self.turns.waiting,
         )
 
     def list_environments(self, request: pb.ListEnvironmentsRequest, context: Context) -> pb.ListEnvironmentsResponse:
@@ -133,12 +146,13 @@ class Service:
 
     def _play(self, match: MatchCall) -> pb.MatchResponse:
         try:
-            match.play(self._runner, self._fetcher, self._store)
+            match.play(self._runner, self._fetcher, self._store, self.turns)
             answer = answers.response(match, (self._settings.executor.max_message_mb << 20) - SPARE_BYTES)
         except BaseException:
             match.close(None)
             raise
         match.close(answer)
+        self.metrics.played(match)
         log.info(
             "match %r in %s: %s, %d games, %d steps, %.3f s%s",
             match.order.match_id,
@@ -195,6 +209,11 @@ class Service:
     def _play_for_call(self, context: Context, spec: MatchSpec) -> MatchResult:
         limits = self._settings.resource_limits
         spec = dataclasses.replace(spec, memory_mb=limits.memory_limit, processes=limits.processes)
+        if isinstance(self._runner, JobRunner):
+            run = self._runner.run_one(spec)
+            if not context.add_callback(run.cancel):
+                run.cancel()
+            return run.result()
         handle = self._runner.submit(spec)
         if not context.add_callback(handle.cancel):
             handle.cancel()
@@ -212,7 +231,7 @@ def _events(match: MatchCall, watcher: Watcher) -> Iterator[pb.MatchEvent]:
 # ---- as gRPC handlers ----
 
 
-def handlers(service: Service) -> grpc.GenericRpcHandler:
+def handlers(service: MatchExecutor) -> grpc.GenericRpcHandler:
     unary = {
         "RunMatch": (service.run_match, pb.MatchRequest),
         "ValidateAgent": (service.validate_agent, pb.ValidationRequest),
@@ -222,13 +241,13 @@ def handlers(service: Service) -> grpc.GenericRpcHandler:
     }
     methods: dict[str, Any] = {
         name: grpc.unary_unary_rpc_method_handler(
-            _guarded(method), request_deserializer=request.FromString, response_serializer=_to_bytes
+            _guarded(method), request_deserializer=_reader(request), response_serializer=_to_bytes
         )
         for name, (method, request) in unary.items()
     }
     methods["WatchMatch"] = grpc.unary_stream_rpc_method_handler(
         _guarded_stream(service.watch_match),
-        request_deserializer=pb.WatchRequest.FromString,
+        request_deserializer=_reader(pb.WatchRequest),
         response_serializer=_to_bytes,
     )
     return grpc.method_handlers_generic_handler(NAME, methods)
@@ -238,9 +257,32 @@ def _to_bytes(message: Any) -> bytes:
     return message.SerializeToString()
 
 
+class _Unreadable:
+    """Stands for a message that could not be read: gRPC itself would answer INTERNAL, as if the server had failed."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+
+def _reader(kind: Any) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            return _Unreadable(kind.DESCRIPTOR.name)
+
+    return read
+
+
+def _check_readable(request: Any) -> None:
+    if isinstance(request, _Unreadable):
+        raise orders.invalid(f"the message is not a {request.kind} of proto/executor.proto")
+
+
 def _guarded(method: Callable[..., Any]) -> Callable[[Any, Context], Any]:
     def call(request: Any, context: Context) -> Any:
         try:
+            _check_readable(request)
             return method(request, context)
         except Exception as error:
             _abort(context, error)
@@ -251,6 +293,7 @@ def _guarded(method: Callable[..., Any]) -> Callable[[Any, Context], Any]:
 def _guarded_stream(method: Callable[..., Iterator[Any]]) -> Callable[[Any, Context], Iterator[Any]]:
     def call(request: Any, context: Context) -> Iterator[Any]:
         try:
+            _check_readable(request)
             yield from method(request, context)
         except Exception as error:
             _abort(context, error)

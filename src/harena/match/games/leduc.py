@@ -18,7 +18,7 @@ from harena.match.spaces import Dict, Discrete, MultiDiscrete
 
 FOLD, CALL, RAISE = 0, 1, 2
 NONE = 3
-"""In place of a card: not there, or not shown."""
+"""Stands for a card that is not there, or not shown."""
 _CARDS = "JQK-"
 _ACTIONS = ("fold", "call", "raise")
 _RAISES = (2, 4)

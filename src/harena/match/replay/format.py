@@ -156,6 +156,8 @@ class _GameHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     columns: tuple[_ColumnHead, ...]
     withdrawn: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Written only where there are some: replays without any are what they were before this was known."""
+    images: tuple[str, ...] = ()
+    """The same."""
 
 
 class _RunHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -166,7 +168,7 @@ class _RunHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     started_at: float
     ended_at: float
     means: tuple[tuple[tuple[int, int], ...], ...]
-    """For each seat what each code of its column means, in microseconds: the average of the moves that have it."""
+    """What each code of a seat's column means, in microseconds: the average of the moves that have it."""
     columns: tuple[_ColumnHead, ...]
 
 
@@ -181,11 +183,11 @@ class Record:
     movers: tuple[tuple[int, ...], ...]
     """The distinct sets of seats that moved together."""
     order: Column
-    """For each step which of `movers`, as u16."""
+    """Which of `movers` each step has, as u16."""
     actions: tuple[Column, ...]
-    """For each seat its actions, as its space encodes them."""
+    """The actions of each seat, as its space encodes them."""
     cpu_us: tuple[tuple[int, ...], ...]
-    """For each seat, beside its actions."""
+    """CPU times of each seat, beside its actions."""
     winner: int | None
     scores: tuple[float, ...]
     status: str
@@ -194,6 +196,8 @@ class Record:
     forfeited: tuple[int, ...]
     withdrawn: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """After how many steps which seats were taken out, while the others played on."""
+    images: tuple[str, ...] = ()
+    """For each seat the image that played there, by name and digest; empty for code. Empty if no seat had one."""
     checks: bytes
     """CHECK_BYTES of the view's hash after every CHECK_EVERY steps; may be empty."""
     final: bytes
@@ -275,9 +279,11 @@ def game_section(record: Record) -> list[bytes]:
         order_head,
         heads,
         record.withdrawn,
+        record.images,
     )
     fields = msgspec.structs.astuple(head)
-    return [_header(fields if record.withdrawn else fields[:-1]), order, *blocks]
+    left_out = 0 if record.images else 1 if record.withdrawn else 2
+    return [_header(fields[: len(fields) - left_out]), order, *blocks]
 
 
 def run_section(record: Record) -> list[bytes]:
@@ -358,6 +364,7 @@ def _read(game_bytes: bytes, run_bytes: bytes) -> Record:
         seats=tuple(zip(game.seats, run.seats, strict=True)),
         forfeited=game.forfeited,
         withdrawn=game.withdrawn,
+        images=game.images,
         checks=game.checks,
         final=game.final,
         match_id=run.match_id,
@@ -371,6 +378,8 @@ def _check_game(game: _GameHead) -> None:
     seats = len(game.agents)
     if not 1 <= seats <= MAX_SEATS or not len(game.seats) == len(game.scores) == len(game.columns) == seats:
         raise ReplayError(f"the replay names {seats} agents and does not fit them")
+    if len(game.images) not in (0, seats):
+        raise ReplayError(f"the replay names {len(game.images)} images for {seats} agents")
     if not 0 <= game.steps <= MAX_STEPS:
         raise ReplayError(f"a replay of {game.steps} steps, at most {MAX_STEPS} are read")
     named = {seat for movers in game.movers for seat in movers} | set(game.forfeited)

@@ -26,6 +26,7 @@ class JsonAgent(msgspec.Struct, frozen=True):
     name: str | None = None
     status: str = "ok"
     reason: str = ""
+    image: str = ""
 
 
 class JsonMetadata(msgspec.Struct, frozen=True):
@@ -40,6 +41,7 @@ class JsonMetadata(msgspec.Struct, frozen=True):
     scores: tuple[float, ...] | None = None
     forfeited: tuple[int, ...] = ()
     withdrawn: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    frames_left_out: int = 0
 
     def keys(self) -> list[str]:
         return [agent if isinstance(agent, str) else agent.agent_id for agent in self.agents]
@@ -119,7 +121,26 @@ def document(record: fmt.Record, frames: Iterable[ReplayFrame]) -> dict[str, Any
             record.checks[at : at + fmt.CHECK_BYTES].hex() for at in range(0, len(record.checks), fmt.CHECK_BYTES)
         ],
         "initial": initial,
+        "statistics": _statistics(record, names, listed),
         "frames": listed,
+    }
+
+
+def _statistics(record: fmt.Record, names: Sequence[str], frames: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Summary of the game, by agent and as a whole."""
+    return {
+        "duration_s": round(max(0.0, record.ended_at - record.started_at), 6),
+        "total_steps": record.steps,
+        "agents": {
+            name: {
+                "score": record.scores[seat],
+                "total_reward": sum(frame["rewards"][name] for frame in frames),
+                "moves": len(times),
+                "mean_cpu_ms": round(sum(times) / len(times) / 1e3, 3) if times else 0.0,
+                "max_cpu_ms": round(max(times, default=0) / 1e3, 3),
+            }
+            for seat, (name, times) in enumerate(zip(names, record.cpu_us, strict=True))
+        },
     }
 
 
@@ -136,6 +157,7 @@ def _metadata(record: fmt.Record, names: Sequence[str]) -> dict[str, Any]:
                 "reason": reason,
                 "cpu_s": sum(times) / 1e6,
                 "moves": len(times),
+                **({"image": record.images[seat]} if record.images and record.images[seat] else {}),
             }
             for seat, (key, name, (status, reason), times) in enumerate(
                 zip(names, record.agents, record.seats, record.cpu_us, strict=True)
@@ -164,6 +186,8 @@ def parse(data: bytes) -> JsonReplay:
         parsed = msgspec.json.decode(data, type=JsonReplay)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ReplayError(f"not a JSON replay: {error}") from None
+    if parsed.metadata.frames_left_out:
+        raise ReplayError("frames were left out of the JSON replay (replay.max_frames): it cannot be run again")
     if parsed.seed is None:
         raise ReplayError("the JSON replay has no seed: it can be looked at elsewhere, but not run again")
     if len(parsed.frames) > fmt.MAX_STEPS:
@@ -207,6 +231,7 @@ def record(parsed: JsonReplay, game: Game) -> fmt.Record:
         seats=tuple((agent.status, agent.reason) for agent in agents),
         forfeited=tuple(sorted(set(meta.forfeited))),
         withdrawn=meta.withdrawn,
+        images=tuple(agent.image for agent in agents) if any(agent.image for agent in agents) else (),
         checks=checks,
         final=final,
         match_id=meta.match_id,

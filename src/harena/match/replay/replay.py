@@ -39,10 +39,12 @@ class ReplayRecorder:
         config: dict[str, Any],
         match_id: str,
         agents: Sequence[str],
+        images: Sequence[str] = (),
     ) -> None:
         self._game = game
         self._environment, self._seed, self._config = environment, seed, config
         self._match_id, self._agents = match_id, tuple(map(_text, agents))
+        self._images = tuple(images) if any(images) else ()
         self._steps: list[tuple[dict[int, bytes], dict[int, int]]] = []
         self._checks: list[bytes] = []
         self._withdrawn: list[tuple[int, tuple[int, ...]]] = []
@@ -88,6 +90,7 @@ class ReplayRecorder:
                 seats=tuple((seat_status, _text(why)) for seat_status, why in seats),
                 forfeited=tuple(sorted(forfeited)),
                 withdrawn=tuple(self._withdrawn),
+                images=self._images,
                 checks=b"".join(self._checks),
                 final=view_hash(self._game)[: fmt.FINAL_BYTES],
                 match_id=self._match_id,
@@ -162,6 +165,7 @@ class Replay:
         self.config = record.config
         self.match_id = record.match_id
         self.agents = record.agents
+        self.images = record.images
         self.winner = record.winner
         self.scores = record.scores
         self.status = record.status

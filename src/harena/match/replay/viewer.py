@@ -20,7 +20,7 @@ from harena.match.replay.replay import Replay, ReplayFrame
 
 MAX_FRAMES = 20_000
 MAX_FRAME_BYTES = 24 << 20
-"""Of all frames together; beyond either, every second one is left out, and the page says so."""
+"""Size of all frames together; beyond either, every second one is left out, and the page says so."""
 MAX_LOG_BYTES = 1 << 20
 
 _TITLES = {

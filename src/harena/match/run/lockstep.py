@@ -49,8 +49,8 @@ def evaluate(
     """Return one result per seed, in their order. `spec.seed` and `spec.keep` are ignored."""
     if not 1 <= len(seeds) <= MAX_GAMES:
         raise SpecError(f"lockstep: from 1 to {MAX_GAMES} games at once, not {len(seeds)}")
-    if any(code.command for code in spec.agents):
-        raise SpecError("lockstep: agents that are commands play one game at a time")
+    if any(code.speaks_lines for code in spec.agents):
+        raise SpecError("lockstep: agents that are commands or images play one game at a time")
     environment = registry.resolve(spec.environment)
     games = [registry.make(environment, spec.config) for _ in seeds]
     if len(spec.agents) != games[0].seats:
@@ -81,7 +81,7 @@ class Lockstep:
         self.actions: list[list[Any]] = [[] for _ in games]
         """Numbers if all spaces are discrete, otherwise bytes."""
         self.moved: list[list[int]] = [[] for _ in range(games[0].seats)]
-        """For each seat, the game of every move that it made."""
+        """The game of every move that each seat made."""
         self.outcomes: list[Outcome | None] = [None] * len(games)
         self.faults: list[dict[int, Fault]] = [{} for _ in games]
         self.deadline = time.monotonic() + spec.clock.match_s
@@ -284,7 +284,7 @@ class Half:
         except spaces.SpaceError as error:
             return whole.lose_all(number, Fault(SeatStatus.ILLEGAL, str(error)))
         finally:
-            seat.waited_s += time.monotonic() - asked
+            seat.waited_s += seat.waited_since(asked)
         self._share_us[number] = seat.last_ns // len(waiting) // 1000
         whole.moved[number] += waiting
         taken = whole.actions

@@ -3,6 +3,8 @@
 Promises: a result whatever the agents do; an agent that misbehaves forfeits by the game's rule and nobody else is hurt;
 the same spec and the same moves give the same replay. A failure of ours (a lost box) or of the game voids the match
 with a named cause, and is never a forfeit.
+
+One file: a match is one state, and whoever asks where a forfeit comes from finds it here.
 """
 
 from __future__ import annotations
@@ -15,12 +17,24 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from harena.errors import BoxClosed, BoxError, BoxLost, HarenaError, SpecError, WireError
+from harena.errors import (
+    BackendUnavailable,
+    BoxClosed,
+    BoxError,
+    BoxLost,
+    HarenaError,
+    RequirementsFailed,
+    Retry,
+    SpecError,
+    WireError,
+)
 from harena.match import registry, spaces
+from harena.match.agent import packages
 from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
 from harena.match.replay import replay
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
-from harena.match.run.seat import Fault, MatchTimeout, Seat, SeatPlace, box_spec
+from harena.match.run.far_seat import FarSeat, far_spec
+from harena.match.run.seat import Fault, ImageSeat, MatchTimeout, Seat, SeatPlace, box_spec
 from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import Limits, Spec
 
@@ -44,17 +58,33 @@ class Rack:
     Not a SandboxPool: that gives a box out once and makes new ones in threads of its own, which would take time from
     the clocks of a match. A rack uses a box again, with the process for the next agent already started in it."""
 
-    def __init__(self, spec: Spec | None = None) -> None:
-        self._spec = spec or box_spec()
+    def __init__(self, spec: Spec | None = None, *, backend: str = "local", token: str | None = None) -> None:
+        """`backend`: where the boxes are made, such as the URL of a server."""
+        self._backend = backend
+        self._token = token
+        self._far = backend != "local"
+        self._spec = spec or self._box_spec()
         self._ahead: list[Seat] = []
         """Processes that wait for an agent, each in its own box."""
         self._seated: list[Seat] = []
 
+    def _box_spec(self, requirements: tuple[str, ...] = ()) -> Spec:
+        return far_spec(requirements) if self._far else box_spec(requirements)
+
+    def _box(self, spec: Spec) -> Sandbox:
+        try:
+            return Sandbox(spec, backend=self._backend, token=self._token)
+        except BackendUnavailable as error:  # a server that cannot be reached: the platform's failure
+            raise BoxError(str(error), retry=Retry.SAFE) from error
+
+    def _seat_in(self, box: Sandbox, limits: Limits) -> Seat:
+        return FarSeat(box, limits) if self._far else Seat(box, limits)
+
     def warm_up(self, count: int) -> None:
-        boxes = [Sandbox(self._spec) for _ in range(count)]
+        boxes = [self._box(self._spec) for _ in range(count)]
         for box in boxes:
             box.warm_up()
-        self._ahead += [Seat(box, Limits()) for box in boxes]
+        self._ahead += [self._seat_in(box, Limits()) for box in boxes]
 
     def seat(self, code: AgentCode, limits: Limits, *, kept: bool = False) -> Seat:
         """Return a seat; with `kept`, one of an earlier game if there is one."""
@@ -62,6 +92,32 @@ class Rack:
             if seat.limits == limits and seat.code == code:
                 self._seated.remove(seat)
                 return seat
+        if code.image:
+            if self._far:
+                raise SpecError(f"{code.name}: agents that are images play in local boxes only, not on {self._backend}")
+            return ImageSeat(limits)
+        return self._seat_with_requirements(code, limits) or self._plain_seat(limits)
+
+    def _seat_with_requirements(self, code: AgentCode, limits: Limits) -> Seat | None:
+        """Return a seat in a box with what the agent requires; None if it requires nothing. What cannot be installed is
+        the agent's own fault."""
+        try:
+            wanted = packages.required(code.files)
+        except SpecError as error:
+            return self._refused_seat(limits, f"{packages.REQUIREMENTS}, {error}")
+        if not wanted:
+            return None
+        try:
+            return self._seat_in(self._box(self._box_spec(wanted)), limits)
+        except RequirementsFailed as error:
+            return self._refused_seat(limits, f"{packages.REQUIREMENTS}: {error}")
+
+    def _refused_seat(self, limits: Limits, reason: str) -> Seat:
+        seat = self._plain_seat(limits)
+        seat.refusal = Fault(SeatStatus.LOAD, reason)
+        return seat
+
+    def _plain_seat(self, limits: Limits) -> Seat:
         while self._ahead:
             seat = self._ahead.pop()
             if not seat.box.alive:
@@ -69,8 +125,8 @@ class Rack:
             if seat.limits == limits:
                 return seat
             seat.close()  # made for other limits
-            return Seat(seat.box, limits)
-        return Seat(Sandbox(self._spec), limits)
+            return self._seat_in(seat.box, limits)
+        return self._seat_in(self._box(self._spec), limits)
 
     def hush(self) -> None:
         """Pause kept agents while others play."""
@@ -85,13 +141,19 @@ class Rack:
                 return
             seat = self._seated.pop(0)
         seat.close()
-        if seat.box.alive:
-            self._ahead.append(Seat(seat.box, seat.limits))  # for the next match: it starts while nobody waits
+        if isinstance(seat, ImageSeat):
+            return  # it has closed its own
+        if seat.box.spec.requirements:
+            seat.box.close()  # few agents have the same
+        elif seat.box.alive:
+            with contextlib.suppress(BoxLost):  # lost meanwhile; the next match makes another
+                self._ahead.append(self._seat_in(seat.box, seat.limits))  # it starts while nobody waits
 
     def close(self) -> None:
         for seat in [*self._seated, *self._ahead]:
             seat.close()
-            seat.box.close()
+            if not isinstance(seat, ImageSeat):  # it has closed its own
+                seat.box.close()
         self._seated, self._ahead = [], []
 
     def __enter__(self) -> Rack:
@@ -221,6 +283,7 @@ class MatchPlay:
                 config=dict(spec.config),
                 match_id=self.match_id,
                 agents=[code.name for code in spec.agents],
+                images=[code.image for code in spec.agents],
             )
 
     def run(self) -> MatchResult:
@@ -349,7 +412,7 @@ class MatchPlay:
         except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
             seat.fault = Fault(SeatStatus.PROTOCOL, f"its answer could not be read ({type(error).__name__})")
         finally:
-            seat.waited_s += time.monotonic() - asked
+            seat.waited_s += seat.waited_since(asked)
         return None
 
     def _goes_on(self) -> bool:

@@ -24,6 +24,7 @@ import msgspec
 from harena.errors import HarenaError, SpecError
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.run import worker
+from harena.node import variables
 
 END_S = 10.0
 _log = logging.getLogger("harena.match")
@@ -125,12 +126,13 @@ def without_result(
 
 
 class _WorkerProcess:
-    def __init__(self, cpu: int) -> None:
+    def __init__(self, cpu: int, backend: str, token: str | None) -> None:
         self.cpu = cpu
         self.sock, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "harena.match.run.worker", str(theirs.fileno()), str(cpu)]
+        command = [sys.executable, "-m", "harena.match.run.worker", str(theirs.fileno()), str(cpu), backend]
+        env = None if token is None else variables.environment_with(token)  # everyone can read the command
         with theirs:
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=env)
         self.handle: Handle | None = None
         self._sending = threading.Lock()
 
@@ -169,7 +171,9 @@ def _named(value: object) -> str:
 
 
 class Runner:
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, *, backend: str = "local", token: str | None = None) -> None:
+        """`backend`: where the agents' boxes are made, such as the URL of a server; the games stay here."""
+        self._place = backend, token
         cpus = sorted(os.sched_getaffinity(0))
         count = workers or len(cpus)
         if not 1 <= count <= len(cpus):
@@ -268,7 +272,7 @@ class Runner:
             self._bell.send(b".")
 
     def _hire(self, cpu: int) -> None:
-        new = _WorkerProcess(cpu)
+        new = _WorkerProcess(cpu, *self._place)
         self._workers.append(new)
         self._selector.register(new.sock, selectors.EVENT_READ, new)
 

@@ -17,11 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harena.errors import BoxError, BoxLost, WireError
+from harena.errors import BoxError, BoxLost, Retry, SpecError, WireError
+from harena.images.errors import ImageError
 from harena.match import spaces
-from harena.match.agent import packages
+from harena.match.agent import image, packages
 from harena.match.result import AgentCode, Clock, SeatStatus
-from harena.sandbox.backend import MAX_PACKET
+from harena.sandbox.backend import MAX_PACKET, Conversation, Turn
 from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import Limits, Mount, Result, Spec, Verdict
 
@@ -42,16 +43,18 @@ NOT_TOLD = frozenset({"entry", "shown", "command", "seeds", "stays"})
 _KINDS = {status.value: status for status in (SeatStatus.LOAD, SeatStatus.CRASH, SeatStatus.ILLEGAL, SeatStatus.MEMORY)}
 
 
-def box_spec() -> Spec:
-    """Spec of an agent's box: Python with the warm packages for agents, and the harness."""
+def box_spec(requirements: tuple[str, ...] = ()) -> Spec:
+    """Spec of an agent's box: Python with the warm packages for agents, and the harness.
+
+    With requirements, which the agent chose, nothing is preloaded: the warm interpreter must not import them."""
     visible = packages.for_agents()
     door = Path(__file__).parents[1]
     mounts = tuple(
         Mount(source=str(door / path), target=f"{FOLDER}/harena_{path.stem}.py")
         for path in (Path("spaces.py"), Path("agent/harness.py"))
     )
-    preload = (*packages.warm(visible), "harena_harness")
-    return Spec(packages=visible, preload=preload, paths=(FOLDER,), mounts=mounts)
+    preload = () if requirements else (*packages.warm(visible), "harena_harness")
+    return Spec(packages=visible, requirements=requirements, preload=preload, paths=(FOLDER,), mounts=mounts)
 
 
 class Fault(Exception):
@@ -85,31 +88,45 @@ class SeatPlace:
 
 
 class Seat:
-    def __init__(self, box: Sandbox, limits: Limits) -> None:
+    box: Sandbox
+    _talk: Conversation
+
+    def __init__(self, box: Sandbox, limits: Limits, source: str = SOURCE) -> None:
         """Request a process for an agent; `sit` assigns the agent and the game."""
-        self.code: AgentCode | None = None
+        self._set_up(limits)
         self.box = box
+        self._talk = box.converse(source, limits=limits)
+
+    def _set_up(self, limits: Limits) -> None:
+        self.code: AgentCode | None = None
         self.limits = limits
         self._met = False
         self._ended = False
         self._is_command = False
         self._start: dict[str, Any] = {}
         self._log = Log(0, 0)
-        self._talk = box.converse(SOURCE, limits=limits)
         self._line = b""
         self._others_ns = 0
+        self._clock_ns: int | None = None
+        """CPU time when the last answer came, if it was read with it."""
         self.frozen = False
+        self.refusal: Fault | None = None
+        """Why the agent cannot be loaded, whatever it answers."""
+        self._clear_account()
 
-    def sit(self, code: AgentCode, place: SeatPlace, cpus: set[int], look: Callable[[], None]) -> None:
-        """For one game; one that has played before, with the same code, gets a new agent object."""
-        self.code = code
-        self._is_command = bool(code.command)
-        self.place = place
-        self._look = look
+    def _clear_account(self) -> None:
         self.fault: Fault | None = None
         self.cpu_ns = self.last_ns = self.moves = 0
         self.waited_s = 0.0
         self.start_s = 0.0
+
+    def sit(self, code: AgentCode, place: SeatPlace, cpus: set[int], look: Callable[[], None]) -> None:
+        """Take an agent for one game. One that has played before, with the same code, gets a new agent object."""
+        self.code = code
+        self._is_command = code.speaks_lines
+        self.place = place
+        self._look = look
+        self._clear_account()
         self.bank_ns = int(place.clock.bank_s * 1e9)
         self._move_ns = int(place.clock.move_s * 1e9)
         self._waited_ns = 0
@@ -131,13 +148,13 @@ class Seat:
         if self._met:
             if self.frozen:
                 self._thaw()
-            if not code.command:
+            if not code.speaks_lines:
                 news = {key: value for key, value in self._start.items() if value != last[key]}
                 self._send(b"N" + json.dumps(news).encode())
             return
         self._talk.met()
         self._met = True
-        self._talk.pin(cpus)
+        self._pin(cpus)
         self._mark_ns = self._talk.cpu_ns()
         for path, data in code.files.items():
             self._send_file(path, data)
@@ -146,6 +163,9 @@ class Seat:
             self._talk.become_stream(start)  # a command speaks by lines
         else:
             self._send(start)
+
+    def _pin(self, cpus: set[int]) -> None:
+        self._talk.pin(cpus)
 
     def _send_file(self, path: str, data: bytes) -> None:
         name = path.encode()
@@ -173,7 +193,9 @@ class Seat:
 
     def ready(self) -> None:
         """Wait until the agent is loaded. Call `sit` on all seats before waiting for one."""
-        deadline = self._started + self.place.clock.start_s
+        if self.refusal is not None:
+            raise self.refusal
+        deadline = self._start_deadline()
         if self._is_command:
             told = {key: value for key, value in self._start.items() if key not in NOT_TOLD}
             self._put_line({"type": "init", **told})
@@ -185,6 +207,9 @@ class Seat:
         self._unanswered -= 1
         self.start_s = time.monotonic() - self._started
         self._mark_ns = self._talk.cpu_ns()
+
+    def _start_deadline(self) -> float:
+        return self._started + self.place.clock.start_s
 
     # ---- moves ----
 
@@ -207,12 +232,13 @@ class Seat:
     def answer(self, match_deadline: float, when_slow: Callable[[], None]) -> bytes:
         """Return the bytes of the action, not yet checked by its space. Stops the clock."""
         self._waited_ns = 0
+        self._clock_ns = None
         if self._is_command:
             when_slow()  # to start a line of JSON takes longer than to stop the others
             data = self._command_answer(match_deadline)
         else:
             # An answer that comes at once needs no look at clocks, nor others frozen.
-            data = self._talk.receive_soon()
+            data = self._soon()
             if data is None:
                 when_slow()
                 data = self._receive(match_deadline, self._move_ns + self.bank_ns, "a move")
@@ -225,6 +251,13 @@ class Seat:
         self._charge()
         self.moves += 1
         return data
+
+    def _soon(self) -> bytes | None:
+        return self._talk.receive_soon()
+
+    def waited_since(self, asked: float) -> float:
+        """Seconds that the match had to wait for it since a request at that time."""
+        return time.monotonic() - asked
 
     def ask_batch(self, slots: list[int], observations: list[bytes]) -> None:
         data = struct.pack(f"<I{len(slots)}I", len(slots), *slots) + b"".join(observations)
@@ -265,7 +298,8 @@ class Seat:
 
     def _used(self) -> int:
         """CPU time since the last call, added to the account."""
-        now = self._talk.cpu_ns()
+        now = self._talk.cpu_ns() if self._clock_ns is None else self._clock_ns
+        self._clock_ns = None
         used = now - self._mark_ns
         self._mark_ns = now
         if self._waited_ns > used + SUSPICIOUS_NS or self._others_ns:
@@ -287,31 +321,34 @@ class Seat:
 
     def _wait(self, deadline: float, cpu_ns: int | None, what: str) -> bytes:
         """Wait for the next bytes; b"" if the process is gone. Raises Fault if the time is over."""
-        data = self._talk.receive(0.0)
-        if data is not None:  # it was there in time, however late we ask
-            return data
-        started = time.monotonic()
-        cap = deadline if cpu_ns is None else min(deadline, started + cpu_ns / 1e9 * WALL_FACTOR + WALL_SLACK_S)
+        span = deadline - time.monotonic()
+        cap = span if cpu_ns is None else min(span, cpu_ns / 1e9 * WALL_FACTOR + WALL_SLACK_S)
+        began, waited = None, 0.0
+        self._look()
         while True:
+            left = min(max(0.0, cap - waited), LOOK_S)
+            turn = self._turn(left, None if cpu_ns is None else self._mark_ns + cpu_ns)
+            began = turn.began_ns if began is None else began
+            waited = (turn.ended_ns - began) / 1e9
+            self._clock_ns = turn.cpu_ns
+            if turn.packet is not None:  # one that was there when we asked is in time, however late we ask
+                self._waited_ns = int(waited * 1e9)
+                return turn.packet
+            used = turn.cpu_ns - self._mark_ns
+            late = waited >= cap
+            slow = cpu_ns is not None and used > cpu_ns
+            if cpu_ns is not None and (late or slow):
+                self._waited_ns = int(waited * 1e9)
+                self._used()  # a move that does not end is on the account too
+            if late:
+                raise self._late(cpu_ns, what, used, waited, by_match=span <= cap)
+            if slow:
+                raise self._too_slow(what, used)
             self._look()
-            now = time.monotonic()
-            used = self._talk.cpu_ns() - self._mark_ns
-            if now >= cap or (cpu_ns is not None and used > cpu_ns):
-                self._waited_ns = int((now - started) * 1e9)
-                if cpu_ns is not None:
-                    self._used()  # a move that does not end is on the account too
-            if now >= cap:
-                raise self._late(cpu_ns, what, used, now - started, by_match=deadline <= cap)
-            left = min(cap - now, LOOK_S)
-            if cpu_ns is not None:
-                if used > cpu_ns:
-                    raise self._too_slow(what, used)
-                left = min(left, max(0.001, (cpu_ns - used) / 1e9))
-            data = self._talk.receive(left + 0.001)
-            if data is not None:
-                self._waited_ns = int((time.monotonic() - started) * 1e9)
-                return data
             self._read_log()
+
+    def _turn(self, wait_s: float, cpu_ns: int | None) -> Turn:
+        return self._talk.turn(wait_s, cpu_ns)
 
     def _late(self, cpu_ns: int | None, what: str, used_ns: int, waited_s: float, *, by_match: bool) -> Fault:
         if cpu_ns is None:
@@ -367,7 +404,7 @@ class Seat:
         itself."""
         try:
             message: Any = json.loads(data[:8192])
-            kind, text = _KINDS[message["kind"]], str(message["text"])
+            kind, text = _KINDS[message["fault"]], str(message["text"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return Fault(SeatStatus.PROTOCOL, "it gave up without saying why")
         return Fault(kind, printable(text)[:500])
@@ -382,6 +419,8 @@ class Seat:
         except (BoxLost, WireError) as error:
             who = self.code.name if self.code else "an agent"
             raise BoxLost(f"the box of {who} was lost: {error}") from error
+        if not result.started:
+            return Fault(SeatStatus.LOAD, result.detail)
         if result.verdict is Verdict.MEMORY:
             return Fault(SeatStatus.MEMORY, f"it needed more than {self.limits.memory_mb} MiB")
         if result.verdict is Verdict.PROCESSES:
@@ -412,6 +451,8 @@ class Seat:
             raise Fault(SeatStatus.PROTOCOL, f"a line that is not JSON: {shown}") from None
         if not isinstance(message, dict):
             raise Fault(SeatStatus.PROTOCOL, "a line that is not a JSON object")
+        if "fault" in message:
+            raise self._given_up(line)
         return message  # pyright: ignore[reportUnknownVariableType]
 
     # ---- end ----
@@ -434,18 +475,67 @@ class Seat:
             self._ended = True
             if self._is_command and self._met:
                 self._put_line({"type": "end"})
-            self._take_log()
+            with contextlib.suppress(BoxError):  # the box is gone, and its log with it
+                self._take_log()
             self._talk.drop()
 
     def rest(self) -> bool:
         """Finish a game. Returns False if the process cannot play another one."""
         if self._ended or self.fault or not self._met or self._unanswered:
             return False  # a late answer would be taken for the first one of the next game
-        self._take_log()
+        try:
+            self._take_log()
+        except BoxError:
+            return False
         return True
 
     def log(self) -> str:
         return self._log.text()
+
+
+class ImageSeat(Seat):
+    """A seat of an agent that is an image, in a box that ends with it. The host speaks to the command of the image
+    itself, by lines; it is measured, paused and pinned from its first instruction, as the kernel identifies it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._set_up(limits)
+        self._ended = True  # until there is a box
+        self._unusable: Fault | None = None
+
+    def sit(self, code: AgentCode, place: SeatPlace, cpus: set[int], look: Callable[[], None]) -> None:
+        if not self._met:
+            self._open(code, cpus)
+        super().sit(code, place, cpus, look)
+
+    def _open(self, code: AgentCode, cpus: set[int]) -> None:
+        # Its start-up time begins after this: how long a box takes is not the agent's doing.
+        try:
+            self.box = Sandbox(Spec(image=code.image, pull=False))
+            self._talk = self.box.converse_with(image.command_of(code), limits=self.limits, cpus=cpus)
+            self._ended = False
+        except SpecError as error:  # it names a user that it does not have, or has too many layers
+            self._unusable = Fault(SeatStatus.LOAD, printable(str(error))[:500])
+        except ImageError as error:
+            raise BoxError(f"the image of {code.name}: {error}", retry=Retry.SAFE) from None
+
+    def _begin(self, code: AgentCode, cpus: set[int]) -> None:
+        self._start = self._start_message(code)
+        if self.frozen:
+            self._thaw()
+        if not self._met and self._unusable is None:
+            self._talk.met()
+            self._met = True
+            self._mark_ns = self._talk.cpu_ns()
+
+    def ready(self) -> None:
+        if self._unusable is not None:
+            raise self._unusable
+        super().ready()
+
+    def close(self) -> None:
+        super().close()
+        if hasattr(self, "box"):
+            self.box.close()
 
 
 class MatchTimeout(Exception):

@@ -40,7 +40,7 @@ class Finished:
         return None if self.result.winner is None else self.pairing.seats[self.result.winner]
 
     def as_json(self) -> dict[str, Any]:
-        """As the result's own, but by agent: seats and scores in the order of the agents, the winner by index."""
+        """Return the result's JSON by agent: seats and scores in the order of the agents, the winner by index."""
         data = self.result.as_json()
         order = sorted(range(len(self.pairing.seats)), key=lambda seat: self.pairing.seats[seat])
         data["winner"] = self.winner
@@ -65,7 +65,7 @@ class TableRow:
 
     standing: Standing
     rate: Interval
-    """Of the points."""
+    """Share of the points."""
     score: Interval
     """The mean."""
     faults: int

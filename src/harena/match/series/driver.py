@@ -45,13 +45,13 @@ class Series(Generic[R]):
         return self._round[self._begun : None if most is None else self._begun + most]
 
     def begun(self, pairing: Pairing) -> None:
-        """In the order of `todo`."""
+        """Called when a game begins, in the order of `todo`."""
         if self._round[self._begun] != pairing:
             raise ValueError(f"game {pairing.number} is not the next one to begin")
         self._begun += 1
 
     def ended(self, pairing: Pairing, result: R) -> None:
-        """In any order."""
+        """Called when a game ends, in any order."""
         self._results[pairing] = result
         while self._reported < self._begun and (first := self._round[self._reported]) in self._results:
             self._reported += 1

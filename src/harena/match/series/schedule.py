@@ -27,9 +27,9 @@ class Pairing:
     """Index of the agent in each seat."""
     seed: int
     round: int
-    """From 1."""
+    """Number of the round, from 1."""
     number: int
-    """From 0, unique in its schedule."""
+    """Number of the game, from 0, unique in its schedule."""
     tie: int = 0
     """The tie that it belongs to, if several games decide one."""
     attempt: int = 0

@@ -21,7 +21,7 @@ STATUS_ERROR: MatchStatus
 STATUS_CANCELLED: MatchStatus
 
 class MatchRequest(_message.Message):
-    __slots__ = ("match_id", "environment", "agents", "timeout_sec", "record_replay", "seed", "games", "include_replay", "clock", "config", "include_logs", "watchable")
+    __slots__ = ("match_id", "environment", "agents", "timeout_sec", "record_replay", "seed", "games", "include_replay", "clock", "config", "include_logs", "watchable", "priority")
     MATCH_ID_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class MatchRequest(_message.Message):
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_LOGS_FIELD_NUMBER: _ClassVar[int]
     WATCHABLE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     match_id: str
     environment: str
     agents: _containers.RepeatedCompositeFieldContainer[AgentData]
@@ -46,7 +47,8 @@ class MatchRequest(_message.Message):
     config: str
     include_logs: bool
     watchable: bool
-    def __init__(self, match_id: _Optional[str] = ..., environment: _Optional[str] = ..., agents: _Optional[_Iterable[_Union[AgentData, _Mapping]]] = ..., timeout_sec: _Optional[int] = ..., record_replay: _Optional[bool] = ..., seed: _Optional[int] = ..., games: _Optional[int] = ..., include_replay: _Optional[bool] = ..., clock: _Optional[_Union[Clock, _Mapping]] = ..., config: _Optional[str] = ..., include_logs: _Optional[bool] = ..., watchable: _Optional[bool] = ...) -> None: ...
+    priority: int
+    def __init__(self, match_id: _Optional[str] = ..., environment: _Optional[str] = ..., agents: _Optional[_Iterable[_Union[AgentData, _Mapping]]] = ..., timeout_sec: _Optional[int] = ..., record_replay: _Optional[bool] = ..., seed: _Optional[int] = ..., games: _Optional[int] = ..., include_replay: _Optional[bool] = ..., clock: _Optional[_Union[Clock, _Mapping]] = ..., config: _Optional[str] = ..., include_logs: _Optional[bool] = ..., watchable: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class AgentData(_message.Message):
     __slots__ = ("agent_id", "code_url", "version", "metadata", "docker_image", "code_zip")
@@ -212,16 +214,18 @@ class HealthCheckRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HealthCheckResponse(_message.Message):
-    __slots__ = ("healthy", "version", "active_matches", "max_matches")
+    __slots__ = ("healthy", "version", "active_matches", "max_matches", "waiting_matches")
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_MATCHES_FIELD_NUMBER: _ClassVar[int]
     MAX_MATCHES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_MATCHES_FIELD_NUMBER: _ClassVar[int]
     healthy: bool
     version: str
     active_matches: int
     max_matches: int
-    def __init__(self, healthy: _Optional[bool] = ..., version: _Optional[str] = ..., active_matches: _Optional[int] = ..., max_matches: _Optional[int] = ...) -> None: ...
+    waiting_matches: int
+    def __init__(self, healthy: _Optional[bool] = ..., version: _Optional[str] = ..., active_matches: _Optional[int] = ..., max_matches: _Optional[int] = ..., waiting_matches: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("match_id", "match")

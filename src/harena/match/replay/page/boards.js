@@ -23,8 +23,12 @@ const boards = (() => {
 
   const seatColour = (seat) => `var(--seat${seat % 8})`;
 
+  // A canvas cannot read light-dark(): an element resolves it for the theme that applies.
+  const probe = document.documentElement.appendChild(element("span"));
+  probe.hidden = true;
   function colour(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color;
   }
 
   // A canvas that is sharp on any screen. `paint(context, width, height)` works in CSS pixels.

@@ -297,6 +297,21 @@
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   }
 
+  // "#step=12" opens the page at that step, "#play" starts it, "#mini" shows the picture alone.
+  function begin() {
+    const wanted = new Set(location.hash.slice(1).split("&"));
+    const step = [...wanted].map((word) => /^step=(\d{1,9})$/.exec(word)).find(Boolean);
+    document.documentElement.classList.toggle("mini", wanted.has("mini"));
+    if (step) seekStep(Number(step[1]));
+    else if (wanted.has("play") && !still.matches) play(true);
+  }
+
+  // Long matches leave frames out: the last one up to that step is shown.
+  function seekStep(step) {
+    const after = frames.findIndex((frame) => (frame.step ?? 0) > step);
+    seek(after < 0 ? last() : Math.max(0, after - 1));
+  }
+
   panels = seats.map(seatPanel);
   data.frames.forEach(add);
   data.frames = null;
@@ -307,5 +322,8 @@
   listen();
   show();
   marks();
-  window.harena = { append, finish, seek, play, frame: index, count: () => frames.length };
+  begin();
+  window.addEventListener("hashchange", begin);
+  const stepNow = () => (frames.length ? frames[index()].step ?? index() : 0);
+  window.harena = { append, finish, seek, play, redraw, frame: index, step: stepNow, count: () => frames.length };
 })();

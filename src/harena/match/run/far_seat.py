@@ -1,0 +1,81 @@
+"""Seats whose boxes another machine holds: those of a server, of nodes or of containers.
+
+Guarantees: nothing of the other machine's files is named. The harness goes there as the source of the process, so it is
+always this version. All clocks of the agent are read on its machine: what the network takes is never on its account.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+
+from harena.match.agent import packages
+from harena.match.run.seat import FOLDER, Seat
+from harena.sandbox.backend import Turn
+from harena.sandbox.box import Sandbox
+from harena.sandbox.spec import Limits, Spec
+
+SOON_S = 0.001
+"""How long the node waits for an answer before the others are paused."""
+WARM = ("inspect", "json", "random", "socket", "traceback")
+"""What the harness imports that takes time; imported once for all agents of a box."""
+LOADER = """\
+import sys, types
+for name, text in {modules!r}:
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = "{folder}/" + name + ".py"
+    exec(compile(text, module.__file__, "exec", dont_inherit=True), module.__dict__)
+module.main()
+"""
+
+
+def far_spec(requirements: tuple[str, ...] = ()) -> Spec:
+    """Spec of an agent's box without files of the machine that makes it. It must offer the packages."""
+    visible = packages.for_agents()
+    preload = () if requirements else (*WARM, *packages.warm(visible))
+    return Spec(packages=visible, requirements=requirements, preload=preload)
+
+
+@functools.cache
+def far_source() -> str:
+    """The harness as one program."""
+    match = Path(__file__).parents[1]
+    modules = [
+        (f"harena_{path.stem}", path.read_text(encoding="utf-8"))
+        for path in (match / "spaces.py", match / "agent/harness.py")
+    ]
+    return LOADER.format(modules=modules, folder=FOLDER)
+
+
+class FarSeat(Seat):
+    def __init__(self, box: Sandbox, limits: Limits) -> None:
+        super().__init__(box, limits, far_source())
+        self._span_ns = 0
+
+    def _pin(self, cpus: set[int]) -> None:
+        """Nothing: the processors of this machine are not those of the agent."""
+
+    def _start_deadline(self) -> float:
+        return time.monotonic() + self.place.clock.start_s
+
+    def ask(self, observation: bytes) -> None:
+        self._span_ns = 0
+        super().ask(observation)
+
+    def answer_batch(self, match_deadline: float) -> bytes:
+        self._span_ns = 0
+        return super().answer_batch(match_deadline)
+
+    def _soon(self) -> bytes | None:
+        turn = self._turn(SOON_S, None)
+        self._clock_ns = turn.cpu_ns
+        return turn.packet
+
+    def _turn(self, wait_s: float, cpu_ns: int | None) -> Turn:
+        turn = super()._turn(wait_s, cpu_ns)
+        self._span_ns += turn.ended_ns - turn.began_ns
+        return turn
+
+    def waited_since(self, asked: float) -> float:
+        return self._span_ns / 1e9
