@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harena.arena.db import models
-from harena.arena.db.models import EnvironmentKind, Kind, State
+from harena.arena.db.models import EnvironmentKind, State, SubmissionKind
 from harena.arena.db.records import Filter, Sort
 from harena.arena.db.store import Store
 
@@ -47,7 +47,7 @@ def entries(rows: int) -> Iterator[list[dict[str, Any]]]:
                 "main_file": "agent.py",
                 "digest": f"{n:064x}",
                 "version": 1,
-                "kind": Kind.VERIFIED,
+                "kind": SubmissionKind.VERIFIED,
                 "state": State.RANKED,
                 "reason": "",
                 "score": rng.random(),

@@ -45,7 +45,7 @@ class Run:
 def simulate(seed: int, *, seats: int = 2, games_each: int = GAMES_EACH, draws: float = 0.0) -> Run:
     rng = random.Random(seed)
     truth = {f"agent{number:02}": rng.gauss(0, SPREAD) for number in range(AGENTS)}
-    rules = pairing.Rules(seats=seats)
+    rules = pairing.PairingRules(seats=seats)
     ladder = ratings.RatingLadder()
     recent: list[tuple[str, ...]] = []
     running: deque[ratings.RatedOutcome] = deque()

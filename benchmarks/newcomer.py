@@ -14,7 +14,7 @@ from typing import Any
 
 from harena.arena.arena import Arena
 from harena.arena.db.models import ACTIVE, State
-from harena.arena.db.records import Quota
+from harena.arena.db.records import DefaultQuota
 from harena.arena.settings import Settings
 from harena.arena.submissions.intake import Upload
 
@@ -64,7 +64,7 @@ def measure(folder: Path, code: str, number: int, sleep_s: float, *, names: bool
         data=folder,
         database_url=f"sqlite:///{folder}/arena.db",
         secret_key=b"only to measure with",
-        quota=Quota(per_day=None, at_once=None),
+        quota=DefaultQuota(per_day=None, at_once=None),
         workers=workers,
     )
     with Arena(settings) as arena:

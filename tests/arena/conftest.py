@@ -4,12 +4,12 @@ run on both databases."""
 from __future__ import annotations
 
 import pytest
-import servers
-from entries import ENV, Clock, prepared_sqlite
 
 from harena.arena.db.models import EnvironmentKind
 from harena.arena.db.store import Store
 from harena.match.run.runner import Runner
+from support import servers
+from support.entries import ENV, Clock, prepared_sqlite
 
 
 @pytest.fixture

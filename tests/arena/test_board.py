@@ -5,12 +5,12 @@ import random
 
 import pytest
 import sqlalchemy as sa
-from entries import ENV, names, ranked
 
 from harena.arena.db import models
-from harena.arena.db.models import EnvironmentKind, Event, Kind, State
+from harena.arena.db.models import EnvironmentKind, Event, State, SubmissionKind
 from harena.arena.db.records import EvaluationOutcome, Filter, Sort
 from harena.arena.db.store import Store
+from support.entries import ENV, names, ranked
 
 
 def test_the_board_has_the_best_of_each_owner_and_algorithm(store, clock):
@@ -49,20 +49,20 @@ def test_filters_and_sorts(store, clock):
 
 def test_a_self_reported_score_never_stands_with_verified_ones(store):
     ranked(store, 1.0, "ann", "A")
-    ranked(store, 1e9, "eve", "A", kind=Kind.SELF_REPORTED)
-    ranked(store, 1e9, "ann", "A", kind=Kind.SELF_REPORTED)
+    ranked(store, 1e9, "eve", "A", kind=SubmissionKind.SELF_REPORTED)
+    ranked(store, 1e9, "ann", "A", kind=SubmissionKind.SELF_REPORTED)
     for sort in Sort:
         assert names(store.boards.top(ENV, sort=sort)) == [("ann", "A", 1.0)]
-    assert len(store.boards.top(ENV, kind=Kind.SELF_REPORTED)) == 2
+    assert len(store.boards.top(ENV, kind=SubmissionKind.SELF_REPORTED)) == 2
 
 
 def test_a_submission_that_changes_its_kind_takes_no_score_along(store):
-    cheat = ranked(store, 1e9, kind=Kind.SELF_REPORTED)
+    cheat = ranked(store, 1e9, kind=SubmissionKind.SELF_REPORTED)
     store.submissions.move(cheat.id, Event.REEVALUATE)
     store.submissions.move(cheat.id, Event.CANCEL)
     store.submissions.move(cheat.id, Event.REEVALUATE)
-    assert store.submissions.check(cheat.id, Kind.VERIFIED).score is None
-    assert store.boards.top(ENV) == store.boards.top(ENV, kind=Kind.SELF_REPORTED) == []
+    assert store.submissions.check(cheat.id, SubmissionKind.VERIFIED).score is None
+    assert store.boards.top(ENV) == store.boards.top(ENV, kind=SubmissionKind.SELF_REPORTED) == []
 
 
 def test_deleting_the_best_brings_the_next_one_back(store):
@@ -167,7 +167,7 @@ def fill(store, n):
             "main_file": "a.py",
             "digest": "0",
             "version": 1,
-            "kind": Kind.VERIFIED,
+            "kind": SubmissionKind.VERIFIED,
             "state": State.RANKED,
             "reason": "",
             "updated_at": 0.0,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from ladders import GAME, Bench
 
 from harena.arena.db.models import EnvironmentKind, MatchKind, NotFound, QuotaExceeded
 from harena.arena.ladder.challenges import MAX_GAMES, MAX_OPEN
 from harena.arena.ladder.fold import Fold
 from harena.errors import SpecError
+from support.ladders import GAME, Bench
 
 
 @pytest.fixture

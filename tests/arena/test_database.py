@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from entries import ENV, submit
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from harena.arena.db import database, models
+from harena.arena.db import database, migrations, models
 from harena.arena.db.models import EnvironmentKind, State, StoreError
 from harena.arena.db.store import Store
-from harena.arena.submissions import draws
 from harena.errors import SpecError
+from support.entries import ENV, submit
 
 
 def test_events_are_numbered_and_read_on_from_any_of_them(store):
@@ -63,8 +62,8 @@ def test_a_database_that_stays_locked_is_said_to_be_and_the_store_recovers(store
 KILLED = """
 import os, signal, sys
 import sqlalchemy as sa
-from harena.arena.db.models import Event, Kind
-from harena.arena.db.records import EvaluationOutcome, Quota
+from harena.arena.db.models import Event, SubmissionKind
+from harena.arena.db.records import EvaluationOutcome, DefaultQuota
 from harena.arena.db.store import Store
 
 def work(url, left):
@@ -78,8 +77,8 @@ def work(url, left):
     sa.event.listen(store.database.engine, "after_cursor_execute", executed)
     while True:
         with store.begin():
-            made = store.submissions.add("ann", "CartPole-v1", algorithm="A", digest="0" * 64, main_file="a.py", quota=Quota(per_day=None, at_once=None))
-            store.submissions.check(made.id, Kind.VERIFIED)
+            made = store.submissions.add("ann", "CartPole-v1", algorithm="A", digest="0" * 64, main_file="a.py", quota=DefaultQuota(per_day=None, at_once=None))
+            store.submissions.check(made.id, SubmissionKind.VERIFIED)
             store.submissions.move(made.id, Event.QUEUE)
             queue.enqueue("evaluate", {"id": made.id}, key=made.id)
         job = queue.claim("evaluate", "w")
@@ -156,16 +155,9 @@ def test_an_old_database_is_brought_up_to_date_and_a_newer_one_refused(empty_url
     known = models.SCHEMA_VERSION
     with monkeypatch.context() as newer:
         newer.setattr(models, "SCHEMA_VERSION", known + 2)
-        newer.setitem(
-            database.MIGRATIONS,
-            known + 1,
-            lambda connection: connection.exec_driver_sql("CREATE TABLE two (x INTEGER)"),
-        )
-        newer.setitem(
-            database.MIGRATIONS,
-            known + 2,
-            lambda connection: connection.exec_driver_sql("ALTER TABLE two ADD COLUMN y INTEGER"),
-        )
+        for version, words in ((1, "CREATE TABLE two (x INTEGER)"), (2, "ALTER TABLE two ADD COLUMN y INTEGER")):
+            step = migrations.Migration(up=lambda connection, words=words: connection.exec_driver_sql(words))
+            newer.setitem(migrations.STEPS, known + version, step)
         for _ in range(2):
             store = Store(empty_url)
             with store.database.read() as connection:
@@ -185,7 +177,7 @@ def test_a_migration_that_fails_changes_nothing(empty_url, monkeypatch):
 
     with monkeypatch.context() as newer:
         newer.setattr(models, "SCHEMA_VERSION", models.SCHEMA_VERSION + 1)
-        newer.setitem(database.MIGRATIONS, models.SCHEMA_VERSION, broken)
+        newer.setitem(migrations.STEPS, models.SCHEMA_VERSION, migrations.Migration(up=broken))
         with pytest.raises(ZeroDivisionError):
             Store(empty_url)
     store = Store(empty_url)
@@ -210,11 +202,14 @@ def test_a_folder_of_the_first_schema_opens_with_all_that_it_held(tmp_path):
     assert (entry.owner, entry.score, entry.low, entry.high) == ("ann", 20.0, 10.0, 30.0)
     assert store.submissions.evaluations(entry.submission_id)[0].metrics["returns"] == [10.0, 20.0, 30.0]
     assert submit(store, "bob").version == 2
-    assert draws.tries(store, live.id, [store.owners.ensure("ann").id]) == {store.owners.ensure("ann").id: 1}
+    assert store.draws.tries(live.id, [store.owners.ensure("ann").id]) == {store.owners.ensure("ann").id: 1}
     store.close()
     again = Store(f"sqlite:///{tmp_path}/arena.db")
     assert again.seasons.final_secret(live.id) == second
     again.close()
+
+
+NEW_OF_JOBS = ("share", "part", "turn", "cost_s", "yielded", "place", "env_id", "deaths")
 
 
 def test_today_s_schema_is_made_from_the_first_on_every_database(empty_url):
@@ -230,7 +225,7 @@ def test_today_s_schema_is_made_from_the_first_on_every_database(empty_url):
             "ALTER TABLE standings DROP COLUMN final",
             "DROP INDEX jobs_of_share",
             "DROP INDEX jobs_in_order",
-            *(f"ALTER TABLE jobs DROP COLUMN {name}" for name in ("share", "part", "turn", "cost_s", "yielded")),
+            *(f"ALTER TABLE jobs DROP COLUMN {name}" for name in NEW_OF_JOBS),
             "CREATE INDEX jobs_in_order ON jobs (state, kind, priority DESC, id)",
             "UPDATE schema_version SET version = 1",
         ):
@@ -247,6 +242,37 @@ def test_today_s_schema_is_made_from_the_first_on_every_database(empty_url):
     assert made == {table.name: {column.name for column in table.c} for table in models.metadata.sorted_tables}
     assert {"jobs_in_order", "jobs_of_share"} <= indexes
     assert len(store.seasons.final_secret(season.id) or b"") == 32
+    store.close()
+
+
+def tables(store):
+    with store.database.read() as connection:
+        return {
+            table: {column["name"] for column in sa.inspect(connection).get_columns(table)}
+            for table in sa.inspect(connection).get_table_names()
+        }
+
+
+def test_a_schema_goes_back_a_version_and_forward_again_with_its_rows(empty_url):
+    store = Store(empty_url)
+    job_id, new = store.jobs.enqueue("evaluate", {"n": 1}), tables(store)
+    with store.begin() as connection:
+        migrations.migrate(connection, 0.0, to=3)
+    assert {"place", "env_id", "deaths"}.isdisjoint(tables(store)["jobs"])
+    store.close()
+    store = Store(empty_url)
+    assert tables(store) == new
+    assert store.jobs.get(job_id).payload == {"n": 1}
+    store.close()
+
+
+def test_a_way_back_that_does_not_exist_is_refused_and_changes_nothing(empty_url):
+    store = Store(empty_url)
+    before = tables(store)
+    for to, why in ((1, "no way back"), (0, "no schema 0"), (models.SCHEMA_VERSION + 1, "no schema")):
+        with pytest.raises(SpecError, match=why), store.begin() as connection:
+            migrations.migrate(connection, 0.0, to=to)
+    assert tables(store) == before
     store.close()
 
 

@@ -12,7 +12,7 @@ from harena.arena.db.jobs import Queue, share_of
 from harena.arena.db.models import JobState
 from harena.arena.db.store import Store
 from harena.arena.queue import workers as module
-from harena.arena.queue.workers import JobWorkers, Lane
+from harena.arena.queue.workers import JobWorkers, WorkerLane
 from harena.arena.submissions.evaluate import EvaluationCancelled
 
 KIND = "evaluate"
@@ -161,7 +161,7 @@ def crew(url, monkeypatch):
             self.began: list[str] = []
             self.yielded: list[str] = []
             self.done = threading.Event()
-            lane = Lane(kinds=("evaluate", "enter", "match"), slots=slots, first="match", firm=firm)
+            lane = WorkerLane(kinds=("evaluate", "enter", "match"), slots=slots, first="match", firm=firm)
             handlers = dict.fromkeys(lane.kinds, self.work)
             self.workers = JobWorkers(
                 store,

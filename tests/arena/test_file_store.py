@@ -8,6 +8,7 @@ import pytest
 
 from harena.arena.db import files
 from harena.arena.db.files import FileDamaged, FileMissing, FileStore, FileTooLarge
+from harena.arena.db.models import StorageFull
 from harena.errors import SpecError
 
 
@@ -106,7 +107,7 @@ def test_a_write_that_fails_leaves_nothing_behind(store, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", full)
-        with pytest.raises(OSError):
+        with pytest.raises(StorageFull):
             store.put(b"no room")
     assert [name for _, _, names in os.walk(store.root) for name in names] == []
     assert store.get(store.put(b"no room")) == b"no room"

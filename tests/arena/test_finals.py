@@ -5,11 +5,10 @@ from __future__ import annotations
 import struct
 
 import pytest
-from entries import ENV, names, ranked, started
+
+from support.entries import ENV, names, ranked, started
 
 pytest.importorskip("gymnasium")
-
-from test_submissions import AGENT, POLE, Bench
 
 from harena.arena.db.models import BoardKind, Conflict, EnvironmentKind, FinalState, State
 from harena.arena.db.records import EvaluationOutcome
@@ -21,11 +20,12 @@ from harena.arena.seasons import finals
 from harena.arena.seasons.service import Seasons
 from harena.arena.submissions import draws
 from harena.arena.submissions import service as module
-from harena.arena.submissions.service import release_s
 from harena.arena.submissions.verify import Agreement, ResultVerifier
+from harena.arena.work.perform import RELEASE_S, release_s
 from harena.match import registry
 from harena.match.replay.replay import Replay
 from harena.match.run.runner import Runner
+from support.submitting import AGENT, POLE, Bench
 
 DICE = b"import os\ndef act(observation): return os.urandom(1)[0] % 2\n"
 # Fails where the cart starts on the right.
@@ -81,10 +81,10 @@ def test_the_same_code_keeps_its_first_result_whoever_sends_it(bench):
     assert {one.score for one in again} == {first.score}
     assert {bench.until(bench.submissions.reevaluate(one.id)).score for one in again} == {first.score}
     season = first.season_id
-    assert draws.tries(bench.store, season, [first.owner_id]) == {first.owner_id: 1}
+    assert bench.store.draws.tries(season, [first.owner_id]) == {first.owner_id: 1}
     bench.until(bench.send(DICE + b"# other code\n"))
     bench.submissions.delete(first.id)
-    assert draws.tries(bench.store, season, [first.owner_id]) == {first.owner_id: 2}
+    assert bench.store.draws.tries(season, [first.owner_id]) == {first.owner_id: 2}
 
 
 def test_the_best_of_many_tries_is_discounted_by_what_luck_gives():
@@ -109,9 +109,7 @@ def test_a_failure_in_a_hidden_episode_tells_its_kind_and_nothing_else(bench, mo
     assert not any(word in seen for word in ("Saw", "right", " at ", "episode 1", "episode 2", "episode 3"))
     again = bench.until(bench.send(PICKY, owner="bob"))
     assert (again.state, again.reason) == (done.state, done.reason)
-    kept = draws.find(
-        bench.store, done.season_id, done.digest, draws.conditions(bench.submissions._play_settings(done))
-    )
+    kept = bench.store.draws.find(done.season_id, done.digest, draws.conditions(bench.submissions._play_settings(done)))
     assert kept is not None
     assert (kept.fault, "Saw_it_on_the_right" in kept.metrics["reason"]) == ("crash", True)
 
@@ -132,7 +130,7 @@ LEFT_STARTS = left_starts()
 def test_practice_gives_the_owner_returns_logs_and_replays_of_public_seeds(bench):
     bench.work()
     done = bench.until(bench.send(AGENT))
-    report = draws.practice(bench.store, done.id)
+    report = bench.store.draws.practice(done.id)
     assert report is not None
     assert len(report["episodes"]) == 2
     for one in report["episodes"]:
@@ -143,7 +141,7 @@ def test_practice_gives_the_owner_returns_logs_and_replays_of_public_seeds(bench
 
 def test_results_are_published_at_a_few_moments_only():
     moments = sorted({release_s(n / 1000) for n in range(300_000)})
-    assert moments[0] == module.RELEASE_S
+    assert moments[0] == RELEASE_S
     assert len(moments) < 24
     assert all(release_s(n / 1000) >= n / 1000 for n in range(300_000))
     assert all(release_s(one) == pytest.approx(one) for one in moments)
@@ -166,7 +164,7 @@ def test_an_owner_chooses_two_and_can_take_one_back(store, season):
         finals.choose(store, one)
     finals.choose(store, three, chosen=False)
     finals.choose(store, one)
-    assert {*finals.of_owner(store, season.id, one.owner_id)} == {two.id, one.id}
+    assert {*store.finalists.of_owner(season.id, one.owner_id)} == {two.id, one.id}
     with pytest.raises(Conflict, match="verified score"):
         finals.choose(store, started(store, "ann"))
 
@@ -182,7 +180,7 @@ def test_without_a_choice_an_owners_two_best_programs_are_finalists(store, seaso
         (bob[1].id, True),
     }
     assert {one.state for one in started_} == {FinalState.QUEUED}
-    assert finals.progress(store, season.id) == (0, 3)
+    assert store.finalists.progress(season.id) == (0, 3)
     with pytest.raises(Conflict, match="have begun"):
         finals.choose(store, bob[0])
     with pytest.raises(Conflict, match="already"):
@@ -205,9 +203,9 @@ def test_finals_wait_for_what_is_still_to_be_evaluated(store, season):
 def test_finalists_that_the_platform_failed_at_are_started_again(store, season):
     ranked(store, 1.0)
     (one,) = finals.start(store, store.jobs, season)
-    finals.give_up(store, season.id, one.submission_id, one.job_id + 1)  # an older job's word
-    assert finals.progress(store, season.id) == (0, 1)
-    finals.give_up(store, season.id, one.submission_id, one.job_id)
+    store.finalists.give_up(season.id, one.submission_id, one.job_id + 1)  # an older job's word
+    assert store.finalists.progress(season.id) == (0, 1)
+    store.finalists.give_up(season.id, one.submission_id, one.job_id)
     (again,) = finals.start(store, store.jobs, season)
     assert (again.state, again.job_id != one.job_id) == (FinalState.QUEUED, True)
 
@@ -232,7 +230,7 @@ def test_the_finals_decide_the_order_and_nobody_hears_of_them_before(bench):
     with pytest.raises(Conflict, match="of 2 are through"):
         bench.seasons.end(season.id)
     for _ in range(3000):
-        if finals.progress(bench.store, season.id) == (2, 2):
+        if bench.store.finalists.progress(season.id) == (2, 2):
             break
         bench.workers._bell.wait(0.01)
     assert bench.store.events.after(before) == []
@@ -244,7 +242,7 @@ def test_the_finals_decide_the_order_and_nobody_hears_of_them_before(bench):
         ("good", True, 1, good.score),
         ("lucky", True, 2, bad.score),
     ]
-    found = finals.find(bench.store, good.id)
+    found = bench.store.finalists.find(good.id)
     assert (found.episodes, len(found.metrics["returns"])) == (4, 4)
     assert found.metrics["season"] == module.evaluate.commitment(secret)
     verifier = ResultVerifier(bench.store, bench.files, bench.submissions, runner=bench.runner)
@@ -259,8 +257,7 @@ def test_others_stand_below_the_finalists_as_the_public_board_had_them(store, se
         for owner, score, digit in (("ann", 9.0, "a"), ("bob", 8.0, "b"), ("cyd", 7.0, "c"), ("dan", 7.0, "d"))
     ]
     (final,) = finals.start(store, store.jobs, season, top=1)
-    finals.keep(
-        store,
+    store.finalists.keep(
         season.id,
         final.submission_id,
         job_id=final.job_id,
@@ -270,7 +267,7 @@ def test_others_stand_below_the_finalists_as_the_public_board_had_them(store, se
         episodes=100,
         metrics={},
     )
-    (done,) = finals.every(store, season.id)
+    (done,) = store.finalists.every(season.id)
     standings.archive(ENV, season.id, lines[0].kind, [done])
     kept = standings.standings(ENV, board=BoardKind.VERIFIED, season_id=season.id)
     assert [(line.owner, line.rank, line.place, line.score, line.final) for line in kept] == [

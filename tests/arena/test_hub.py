@@ -6,12 +6,12 @@ import threading
 import time
 
 import pytest
-from entries import ENV, submit
 
 from harena.arena.db.models import Event
 from harena.arena.db.store import Store
 from harena.arena.events import bus as module
 from harena.arena.events.bus import Hub
+from support.entries import ENV, submit
 
 SOON_S = 30.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harena.arena.db.models import Kind
+from harena.arena.db.models import SubmissionKind
 from harena.arena.submissions.intake import Intake, IntakeError, Upload, as_script, digest, take_in
 from harena.arena.submissions.script import ScriptCode
 from harena.match.agent.load import ArchiveLimits
@@ -67,7 +67,7 @@ def refused(*uploads: Upload, main_file: str = "", limits: ArchiveLimits = SMALL
 )
 def test_a_main_file_that_offers_the_agent_contract_is_verified(source: bytes) -> None:
     taken = one(source)
-    assert taken.kind is Kind.VERIFIED
+    assert taken.kind is SubmissionKind.VERIFIED
     assert isinstance(taken.code, AgentCode)
     assert (taken.code.entry, taken.code.files) == ("agent.py", {"agent.py": source})
 
@@ -84,7 +84,7 @@ def test_a_main_file_that_offers_the_agent_contract_is_verified(source: bytes) -
 )
 def test_any_other_is_a_script(source: bytes) -> None:
     taken = one(source)
-    assert taken.kind is Kind.SELF_REPORTED
+    assert taken.kind is SubmissionKind.SELF_REPORTED
     assert isinstance(taken.code, ScriptCode)
     assert (taken.code.main, taken.code.files) == ("submission.py", {"submission.py": source})
 
@@ -112,7 +112,7 @@ def test_a_script_is_not_warned_of_packages_that_it_has() -> None:
 
 
 def test_the_main_file_says_what_several_files_are() -> None:
-    assert several("play.py", play=AGENT, train=SCRIPT).kind is Kind.VERIFIED
+    assert several("play.py", play=AGENT, train=SCRIPT).kind is SubmissionKind.VERIFIED
     taken = several("train.py", play=AGENT, train=SCRIPT)
     assert isinstance(taken.code, ScriptCode)
     assert (taken.code.main, sorted(taken.code.files)) == ("train.py", ["play.py", "train.py"])
@@ -266,7 +266,7 @@ def test_a_source_made_to_break_the_parser_does_not_break_the_platform() -> None
     deep = b"x = " + b"(" * 100_000 + b")" * 100_000 + b"\n"
     assert "mine.py line 1: too many nested parentheses" in refused(Upload(name="mine.py", data=deep))
     wide = b"x = " + b"-" * 200_000 + b"1\n"
-    assert one(wide).kind is Kind.SELF_REPORTED
+    assert one(wide).kind is SubmissionKind.SELF_REPORTED
 
 
 def test_a_name_is_shown_on_one_line() -> None:

@@ -100,9 +100,8 @@ def test_a_killed_workers_job_is_given_out_again_after_its_lease(url):
     lease_until = queue.get(job_id).lease_until
     database.clock = lambda: lease_until + 1
     assert [job.id for job in queue.sweep().requeued] == [job_id]
-    database.clock = lambda: lease_until + 1 + jobs.backoff_s(1)
     again = queue.claim("evaluate", "other")
-    assert (again.id, again.attempts, again.worker) == (job_id, 2, "other")
+    assert (again.id, again.attempts, again.deaths, again.worker) == (job_id, 1, 1, "other")
     assert "doomed stopped answering" in again.reason
     database.close()
 
@@ -114,7 +113,6 @@ def test_a_late_finish_is_refused_and_the_new_holders_counts(queue, clock):
     queue.sweep()
     with pytest.raises(LeaseLost):
         queue.finish(late)
-    clock.now += jobs.backoff_s(1)
     current = queue.claim("evaluate", "quick")
     for call in (queue.finish, queue.heartbeat, lambda job: queue.fail(job, "late")):
         with pytest.raises(LeaseLost):
@@ -128,7 +126,6 @@ def test_the_same_worker_cannot_finish_by_its_older_claim(queue, clock):
     older = queue.claim("evaluate", "w", lease_s=1)
     clock.now += 2
     queue.sweep()
-    clock.now += jobs.backoff_s(1)
     newer = queue.claim("evaluate", "w")
     with pytest.raises(LeaseLost):
         queue.finish(older)
@@ -205,15 +202,59 @@ def test_what_no_retry_can_help_is_dead_at_once(queue):
     assert queue.fail(queue.claim("evaluate", "w"), "no such environment", retry=False).state is JobState.DEAD
 
 
-def test_a_job_that_kills_its_workers_ends_dead(queue, clock):
-    job_id = queue.enqueue("evaluate", {}, max_attempts=2)
-    for _ in range(2):
-        assert queue.claim("evaluate", "w", lease_s=1)
-        clock.now += 2
-        swept = queue.sweep()
-        clock.now += 10
+def lose(queue, clock, *, suspect=False):
+    """A worker claims a job and is never heard of again."""
+    assert queue.claim("evaluate", "w", lease_s=1, suspect=suspect)
+    clock.now += 2
+    return queue.sweep()
+
+
+def test_a_lost_worker_costs_a_job_no_attempt_and_several_make_it_a_suspect(queue, clock):
+    job_id = queue.enqueue("evaluate", {}, max_attempts=1)
+    for _ in range(jobs.SUSPECT):
+        assert [job.id for job in lose(queue, clock).requeued] == [job_id]
+    assert queue.claim("evaluate", "w") is None
+    assert (queue.due(), queue.due(suspects=True)) == ([], ["evaluate"])
+    job = queue.claim("evaluate", "w", suspect=True)
+    assert (job.id, job.attempts, job.suspect) == (job_id, 1, True)
+    queue.finish(job)
+
+
+def test_a_suspect_that_kills_every_worker_waits_longer_and_ends_dead(queue, clock):
+    job_id, waits = queue.enqueue("evaluate", {}), []
+    for deaths in range(jobs.MAX_DEATHS):
+        swept = lose(queue, clock, suspect=deaths >= jobs.SUSPECT)
+        waits.append(queue.get(job_id).run_at - clock.now)
+        clock.now += jobs.MAX_DEATH_WAIT_S
     assert [job.id for job in swept.dead] == [job_id]
-    assert "attempt 2 of 2" in swept.dead[0].reason
+    assert f"lost {jobs.MAX_DEATHS} times" in swept.dead[0].reason
+    assert waits[:5] == [0, 0, 2, 4, 8]
+    assert queue.revive(job_id)
+    assert queue.claim("evaluate", "w").deaths == 0
+
+
+def test_a_job_for_one_process_is_claimed_by_that_alone_and_given_up_with_it(queue):
+    job_id = queue.enqueue("desk", {}, place="here")
+    assert (queue.claim("desk", "elsewhere"), queue.due("elsewhere"), queue.due("here")) == (None, [], ["desk"])
+    assert [job.id for job in queue.release_all().dead] == [job_id]
+    other = queue.enqueue("desk", {}, place="here")
+    assert queue.claim("desk", "here").id == other
+    assert [job.id for job in queue.release_all().dead] == [other]
+
+
+def test_a_worker_gets_only_jobs_of_environments_that_it_has(queue):
+    pong, cart = (queue.enqueue("evaluate", {}, env_id=env_id) for env_id in ("pong-v1", "CartPole-v1"))
+    old = queue.enqueue("evaluate", {})
+    claims = [queue.claim("evaluate", "w", environments=["CartPole-v1"]) for _ in range(3)]
+    assert [job and job.id for job in claims] == [cart, old, None]
+    assert queue.claim("evaluate", "w").id == pong
+
+
+def test_workers_over_http_keep_their_jobs_when_the_arena_starts_anew(queue):
+    kept, lost = queue.enqueue("evaluate", {}), queue.enqueue("evaluate", {})
+    assert queue.claim("evaluate", f"{jobs.REMOTE}key/laptop").id == kept
+    assert queue.claim("evaluate", "here").id == lost
+    assert [job.id for job in queue.release_all().requeued] == [lost]
 
 
 def test_backoff_is_capped():

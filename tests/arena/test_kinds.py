@@ -11,7 +11,7 @@ def test_an_arena_works_on_every_kind_of_the_registry(tmp_path):
     arena = Arena(Settings.from_env(tmp_path, {"HARENA_WORKERS": "1"}))
     try:
         assert list(arena.workers._handlers) == [kind.name for kind in KINDS]
-        lanes = [kind for lane in arena.workers._lanes for kind in lane.kinds]
+        lanes = [kind for lane in arena.workers.lanes for kind in lane.kinds]
         assert sorted(lanes) == sorted(BY_NAME)
         assert all(callable(kind.given_up(arena)) for kind in KINDS)
     finally:

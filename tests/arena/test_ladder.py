@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from entries import ENV, ranked
 
-from harena.arena.db.matches import Seated
+from harena.arena.db.ladder.matches import Seated
 from harena.arena.db.models import Conflict, MatchKind, MatchState, NotFound
 from harena.errors import SpecError
+from support.entries import ENV, ranked
 
 KINDS = (MatchKind.LADDER, MatchKind.CHALLENGE)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from ladders import GAME, Bench
 
 from harena.arena.db.events import EventNotice
 from harena.arena.db.models import Conflict, EnvironmentKind, JobState, MatchKind, MatchState
 from harena.arena.ladder import matchmaker as module
-from harena.arena.ladder import pairing, roster
+from harena.arena.ladder import pairing
+from support.ladders import GAME, Bench
 
 
 @pytest.fixture
@@ -180,18 +180,18 @@ def crash(bench, bad, other, times):
 def test_an_agent_that_keeps_crashing_is_benched_with_the_reason_and_stays_on_the_board(bench):
     bad, other, third = (bench.enter(name) for name in ("bad", "other", "third"))
     crash(bench, bad, other, pairing.FAULTS)
-    benched = roster.benched(bench.store, bad)
+    benched = bench.store.roster.benched(bad)
     assert benched is not None
     assert "5 crash" in benched.reason
     assert "new version" in benched.reason
-    assert [one.submission_id for one in roster.all_benched(bench.store, env_id=GAME)] == [bad]
+    assert [one.submission_id for one in bench.store.roster.all_benched(env_id=GAME)] == [bad]
     bench.clock.now += 1000
     for match in play(bench, 5):
         assert bad not in [seat.submission_id for seat in match.seats]
     marked = {line.submission_id: line.benched for line in bench.standings.standings(GAME)}
     assert marked == {bad: True, other: False, third: False}
     assert bench.matchmaker.step() is None
-    assert roster.benched(bench.store, other) is None
+    assert bench.store.roster.benched(other) is None
 
 
 def test_crashes_in_challenges_bench_nobody(bench):
@@ -199,22 +199,22 @@ def test_crashes_in_challenges_bench_nobody(bench):
     for _ in range(10):
         bench.end(bench.match(bad, other, kind=MatchKind.CHALLENGE), (0.0, 1.0), ("crash", "ok"))
     bench.matchmaker.step()
-    assert roster.all_benched(bench.store) == []
+    assert bench.store.roster.all_benched() == []
 
 
 def test_who_was_let_off_the_bench_starts_with_a_clean_record(bench):
     bad, other = bench.enter("bad"), bench.enter("other")
     crash(bench, bad, other, pairing.FAULTS)
     with pytest.raises(Conflict):
-        roster.bench(bench.store, bad, "again")
-    roster.unbench(bench.store, bad)
+        bench.store.roster.bench(bad, "again")
+    bench.store.roster.unbench(bad)
     with pytest.raises(Conflict):
-        roster.unbench(bench.store, bad)
-    assert roster.behaviour(bench.store, bad) == []
+        bench.store.roster.unbench(bad)
+    assert bench.store.roster.behaviour(bad, 9) == []
     crash(bench, bad, other, pairing.FAULTS - 1)
-    assert roster.benched(bench.store, bad) is None
+    assert bench.store.roster.benched(bad) is None
     crash(bench, bad, other, 1)
-    assert roster.benched(bench.store, bad) is not None
+    assert bench.store.roster.benched(bad) is not None
 
 
 def test_a_new_version_of_a_benched_agent_plays(bench):
@@ -224,13 +224,13 @@ def test_a_new_version_of_a_benched_agent_plays(bench):
     bench.clock.now += 1000
     bench.matchmaker.step()
     assert fixed in [seat.submission_id for match in bench.store.matches.open() for seat in match.seats]
-    assert roster.benched(bench.store, fixed) is None
+    assert bench.store.roster.benched(fixed) is None
 
 
 def test_a_host_can_bench_an_agent_for_another_reason(bench):
     bad = bench.enter("bad")
     bench.enter("other")
-    roster.bench(bench.store, bad, "it plays against the spirit of the game")
+    bench.store.roster.bench(bad, "it plays against the spirit of the game")
     bench.matchmaker.step()
     assert bench.store.matches.open() == []
 

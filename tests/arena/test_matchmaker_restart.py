@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from harena.arena.arena import Arena
 from harena.arena.db.models import MatchState
 from harena.arena.ladder.rebuild import rebuild
@@ -31,6 +33,7 @@ with Arena(Settings.from_env(sys.argv[1], {})) as arena:
 SOON_S = 60.0
 
 
+@pytest.mark.thorough
 def test_a_ladder_that_is_killed_goes_on_and_no_rating_moves_twice(tmp_path):
     with subprocess.Popen([sys.executable, "-c", SERVE, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from harena.arena.submissions.package import PackageError, pack, unpack, zip_of
+from harena.arena.submissions.intake import PackageError, pack, unpack, zip_of
 from harena.arena.submissions.script import ScriptCode
 from harena.match.result import AgentCode
 

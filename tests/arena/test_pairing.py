@@ -9,7 +9,7 @@ from collections import Counter, deque
 import pytest
 
 from harena.arena.ladder import ratings
-from harena.arena.ladder.pairing import Candidate, LadderPairing, Reason, Rules, bench_rule, choose
+from harena.arena.ladder.pairing import Candidate, LadderPairing, PairingRules, Reason, bench_rule, choose
 from harena.arena.ladder.ratings import Rating
 from harena.errors import SpecError
 from harena.match.result import SeatStatus
@@ -30,7 +30,7 @@ def field(n: int, **more: float) -> list[Candidate]:
 def pick(
     candidates: list[Candidate], recent=(), running=(), *, seed: int = 0, now: float = 0.0, **rules: object
 ) -> LadderPairing | None:
-    return choose(candidates, list(recent), running, rng=random.Random(seed), now=now, rules=Rules(**rules))  # type: ignore[arg-type]
+    return choose(candidates, list(recent), running, rng=random.Random(seed), now=now, rules=PairingRules(**rules))  # type: ignore[arg-type]
 
 
 def test_the_same_arguments_give_the_same_match_in_whatever_order_they_come() -> None:
@@ -74,7 +74,7 @@ def test_time_makes_an_agent_wait_too_long_as_well() -> None:
 
 @pytest.mark.parametrize("seats", [2, 4])
 def test_nobody_starves_while_new_agents_keep_coming(seats: int) -> None:
-    rng, rules, agents = random.Random(5), Rules(seats=seats), field(12)
+    rng, rules, agents = random.Random(5), PairingRules(seats=seats), field(12)
     last = {one.agent: 0 for one in agents}
     recent: list[tuple[str, ...]] = []
     for number in range(300):
@@ -156,7 +156,7 @@ def test_no_match_when_the_table_cannot_be_filled() -> None:
 )
 def test_rules_without_sense_are_refused(rule: dict[str, float]) -> None:
     with pytest.raises(SpecError):
-        Rules(**rule)  # type: ignore[arg-type]
+        PairingRules(**rule)  # type: ignore[arg-type]
 
 
 def test_a_ladder_finds_the_order_of_its_agents() -> None:

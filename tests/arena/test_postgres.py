@@ -10,12 +10,12 @@ import sys
 import threading
 
 import pytest
-from entries import ENV, started, submit
-from killable import Server, until
+
+from support.entries import ENV, started, submit
+from support.killable import Server, until
 
 pytest.importorskip("gymnasium")
 
-from harena.arena.arena import Arena
 from harena.arena.db import database
 from harena.arena.db.database import DatabaseInUse
 from harena.arena.db.files import FileStore
@@ -189,14 +189,14 @@ sys.stdin.read()
 """
 
 
-def test_one_process_serves_a_database_until_it_ends_however_it_does(store, url, monkeypatch):
+def test_one_process_leads_on_a_database_until_it_ends_however_it_does(store, url, monkeypatch):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout.readline() == "held\n"
     with monkeypatch.context() as hasty:
-        hasty.setattr(database, "HOLD_S", 0.0)
-        with pytest.raises(DatabaseInUse, match="another process serves this database"):
+        hasty.setattr(database, "LEAD_S", 0.0)
+        with pytest.raises(DatabaseInUse, match="an arena makes matches"):
             store.hold()
     os.kill(holder.pid, signal.SIGKILL)
     holder.communicate()
@@ -220,7 +220,7 @@ def act(observation):
 
 
 @pytest.mark.slow
-def test_an_arena_is_killed_and_the_next_one_ranks_and_plays_on_at_once(tmp_path, url, monkeypatch):
+def test_an_arena_is_killed_and_the_next_one_ranks_and_plays_on_at_once(tmp_path, url):
     environ = {"DATABASE_URL": url, "SECRET_KEY": SECRET, "HARENA_WORKERS": "2"}
     settings = Settings.from_env(tmp_path, environ)
     store = Store(url)
@@ -244,10 +244,6 @@ def test_an_arena_is_killed_and_the_next_one_ranks_and_plays_on_at_once(tmp_path
         return store.matches.where(env_id=LADDER, state=MatchState.FINISHED, limit=1000)
 
     server = Server(tmp_path, environ)
-    with monkeypatch.context() as hasty:
-        hasty.setattr(database, "HOLD_S", 0.0)
-        with pytest.raises(DatabaseInUse):
-            Arena(Settings.from_env(tmp_path / "elsewhere", environ))
     until(lambda: len(ended()) >= 2 and queue.running())
     server.kill()
     lost = queue.running()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from ladders import GAME, Bench
 
 from harena.arena.db.models import (
     BoardKind,
@@ -13,16 +12,16 @@ from harena.arena.db.models import (
     EnvironmentKind,
     Event,
     JobState,
-    Kind,
     MatchState,
     State,
+    SubmissionKind,
     TournamentState,
 )
-from harena.arena.db.records import EvaluationOutcome, Quota
-from harena.arena.ladder import roster
+from harena.arena.db.records import DefaultQuota, EvaluationOutcome
 from harena.arena.ladder.fold import Fold
 from harena.arena.ladder.rebuild import rebuild
 from harena.arena.submissions import evaluate
+from support.ladders import GAME, Bench
 
 POLE = "CartPole-v1"
 
@@ -47,8 +46,10 @@ def ladder(bench):
     return agents
 
 
-def scored(bench, owner, score, kind=Kind.VERIFIED):
-    made = bench.store.submissions.add(owner, POLE, algorithm="A", digest="0" * 64, main_file="agent.py", quota=Quota())
+def scored(bench, owner, score, kind=SubmissionKind.VERIFIED):
+    made = bench.store.submissions.add(
+        owner, POLE, algorithm="A", digest="0" * 64, main_file="agent.py", quota=DefaultQuota()
+    )
     bench.store.submissions.check(made.id, kind)
     bench.store.submissions.move(made.id, Event.QUEUE)
     bench.store.submissions.move(made.id, Event.START)
@@ -75,9 +76,9 @@ def test_a_ladder_that_ended_is_kept_and_the_next_season_is_empty(bench, ladder)
     bench.matchmaker.step()
     assert bench.standings.standings(GAME) == []
     assert bench.store.matches.open() == []
-    assert roster.live(bench.store, bench.season.id) == []
+    assert bench.store.roster.live(bench.season.id) == []
     bench.enter("owner0")
-    assert [agent.version for agent in roster.live(bench.store, bench.season.id)] == [2]
+    assert [agent.version for agent in bench.store.roster.live(bench.season.id)] == [2]
     assert bench.standings.standings(GAME, season_id=season.id) == before
 
 
@@ -107,7 +108,7 @@ def test_boards_of_scores_are_kept_apart_and_the_live_ones_emptied(bench):
     for owner, score in (("ann", 10.0), ("bob", 30.0), ("cyd", 10.0), ("dan", 20.0)):
         scored(bench, owner, score)
         bench.clock.now += 1
-    scored(bench, "eve", 1e9, Kind.SELF_REPORTED)
+    scored(bench, "eve", 1e9, SubmissionKind.SELF_REPORTED)
     bench.seasons.end(season.id, without_finals=True)
     lines = bench.standings.standings(POLE, board=BoardKind.VERIFIED, season_id=season.id)
     assert [(line.owner, line.rank, line.place, line.score) for line in lines] == [
@@ -118,15 +119,17 @@ def test_boards_of_scores_are_kept_apart_and_the_live_ones_emptied(bench):
     ]
     self_reported = bench.standings.standings(POLE, board=BoardKind.SELF_REPORTED, season_id=season.id)
     assert [line.owner for line in self_reported] == ["eve"]
-    assert bench.store.boards.top(POLE) == [] == bench.store.boards.top(POLE, kind=Kind.SELF_REPORTED)
+    assert bench.store.boards.top(POLE) == [] == bench.store.boards.top(POLE, kind=SubmissionKind.SELF_REPORTED)
     bench.seasons.start(POLE, "season 2")
     scored(bench, "bob", 5.0)
     assert [(entry.owner, entry.score) for entry in bench.store.boards.top(POLE)] == [("bob", 5.0)]
 
 
 def test_what_was_not_evaluated_in_time_is_called_off_and_costs_nothing(bench):
-    made = bench.store.submissions.add("ann", GAME, algorithm="A", digest="0" * 64, main_file="agent.py", quota=Quota())
-    bench.store.submissions.check(made.id, Kind.VERIFIED)
+    made = bench.store.submissions.add(
+        "ann", GAME, algorithm="A", digest="0" * 64, main_file="agent.py", quota=DefaultQuota()
+    )
+    bench.store.submissions.check(made.id, SubmissionKind.VERIFIED)
     bench.store.submissions.move(made.id, Event.QUEUE)
     job = bench.queue.enqueue("enter", {"submission_id": made.id})
     bench.store.submissions.set_job(made.id, job)

@@ -7,15 +7,15 @@ import random
 
 import pytest
 import sqlalchemy as sa
-from ladders import GAME, Bench
 
 from harena.arena.db import models
 from harena.arena.db.models import MatchKind, MatchState
 from harena.arena.db.records import Filter, Sort
 from harena.arena.ladder import fold as fold_module
-from harena.arena.ladder import ratings, roster
+from harena.arena.ladder import ratings
 from harena.arena.ladder.fold import Fold
 from harena.arena.ladder.rebuild import rebuild
+from support.ladders import GAME, Bench
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_late_void_and_unrated_matches_and_new_versions_give_the_same_ratings_wh
         kept = Fold(bench.store, GAME, bench.season.id)
         a_wild_season(bench, folds=(lambda bench: kept.advance()) if folds == "kept" else folds)  # noqa: B023
         settle(bench)
-        names = {key: (one.owner, one.version) for key, one in roster.agents(bench.store, kept.tallies).items()}
+        names = {key: (one.owner, one.version) for key, one in bench.store.roster.agents(kept.tallies).items()}
         names |= {agent.submission_id: (agent.owner, agent.version) for agent in _all_agents(bench)}
         found.append([(number, names[key], mu, sigma) for number, key, mu, sigma in sorted(stored(bench))])
         for check in (True, False):
@@ -93,7 +93,7 @@ def test_late_void_and_unrated_matches_and_new_versions_give_the_same_ratings_wh
 
 def _all_agents(bench):
     rows = bench.store.database.rows(sa.select(models.submissions.c.id))
-    return roster.agents(bench.store, [row["id"] for row in rows]).values()
+    return bench.store.roster.agents([row["id"] for row in rows]).values()
 
 
 def test_a_fold_that_dies_half_way_has_done_nothing_and_goes_on_as_if_nothing_had_been(bench, monkeypatch):
@@ -159,7 +159,7 @@ def test_a_new_version_inherits_and_the_old_one_leaves_the_board_but_not_the_log
     fold = settle(bench)
     assert board(bench) == [("ann", 1, 6, 0, 0), ("bob", 1, 0, 0, 6)]
     new = bench.enter("ann")
-    agent = roster.agents(bench.store, [new])[new]
+    agent = bench.store.roster.agents([new])[new]
     start = fold.rating(agent)
     assert start.mu == fold.ratings[old].mu
     assert start.sigma > fold.ratings[old].sigma
@@ -177,9 +177,9 @@ def test_who_has_no_key_cannot_retire_the_agent_of_another_of_the_same_name(benc
     mine = bench.enter("guest", anonymous=True, client_id="mine")
     stranger = bench.enter("guest", anonymous=True, client_id="stranger")
     with_key = bench.enter("guest", client_id="mine")
-    assert {agent.submission_id for agent in roster.live(bench.store, bench.season.id)} == {mine, stranger, with_key}
+    assert {agent.submission_id for agent in bench.store.roster.live(bench.season.id)} == {mine, stranger, with_key}
     newer = bench.enter("guest", anonymous=True, client_id="mine")
-    assert {agent.submission_id for agent in roster.live(bench.store, bench.season.id)} == {newer, stranger, with_key}
+    assert {agent.submission_id for agent in bench.store.roster.live(bench.season.id)} == {newer, stranger, with_key}
 
 
 def test_a_changed_rating_or_line_is_found_named_and_repaired(bench):

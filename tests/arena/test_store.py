@@ -4,7 +4,6 @@ import itertools
 import threading
 
 import pytest
-from entries import ENV, ranked, started, submit
 
 from harena.arena.db import models
 from harena.arena.db.models import (
@@ -12,14 +11,15 @@ from harena.arena.db.models import (
     EnvironmentKind,
     Event,
     IllegalTransition,
-    Kind,
     NotFound,
     QuotaExceeded,
     State,
+    SubmissionKind,
     transition,
 )
-from harena.arena.db.records import EvaluationOutcome, Filter, Quota
+from harena.arena.db.records import DefaultQuota, EvaluationOutcome, Filter
 from harena.errors import SpecError
+from support.entries import ENV, ranked, started, submit
 
 HOSTILE = [
     "Robert'); DROP TABLE submissions;--",
@@ -41,10 +41,10 @@ HOSTILE = [
 
 
 def test_the_way_of_a_submission(store, clock):
-    made = submit(store, client_id="5c0e", kind=Kind.SELF_REPORTED)
+    made = submit(store, client_id="5c0e", kind=SubmissionKind.SELF_REPORTED)
     assert (made.state, made.version, made.owner, made.client_id) == (State.RECEIVED, 1, "ann", "5c0e")
     clock.now += 1
-    store.submissions.check(made.id, Kind.VERIFIED)
+    store.submissions.check(made.id, SubmissionKind.VERIFIED)
     store.submissions.move(made.id, Event.QUEUE)
     store.submissions.move(made.id, Event.START)
     done = store.submissions.rank(
@@ -52,7 +52,12 @@ def test_the_way_of_a_submission(store, clock):
         EvaluationOutcome(score=9.5, low=9.0, high=10.0, episodes=20, metrics={"iqm": 9.4}),
         log_digest="1" * 64,
     )
-    assert (done.state, done.kind, done.score, done.log_digest) == (State.RANKED, Kind.VERIFIED, 9.5, "1" * 64)
+    assert (done.state, done.kind, done.score, done.log_digest) == (
+        State.RANKED,
+        SubmissionKind.VERIFIED,
+        9.5,
+        "1" * 64,
+    )
     assert store.submissions.evaluations(made.id)[0].metrics == {"iqm": 9.4}
     told = [notice.body["state"] for notice in store.events.after(0, topic=f"submission:{made.id}")]
     assert told == ["received", "checked", "queued", "running", "ranked"]
@@ -97,7 +102,7 @@ def test_who_saw_an_older_state_does_not_move_it(store):
 
 def test_of_many_threads_one_starts_a_submission(store):
     made = submit(store)
-    store.submissions.check(made.id, Kind.VERIFIED)
+    store.submissions.check(made.id, SubmissionKind.VERIFIED)
     store.submissions.move(made.id, Event.QUEUE)
     outcomes = []
 
@@ -224,7 +229,7 @@ def test_unknown_ids_are_not_found(store):
 
 
 def test_quota_at_once_is_free_again_when_one_ends(store):
-    quota = Quota(per_day=10, at_once=2)
+    quota = DefaultQuota(per_day=10, at_once=2)
     first, _ = submit(store, quota=quota), submit(store, quota=quota)
     with pytest.raises(QuotaExceeded, match="at once"):
         submit(store, quota=quota)
@@ -235,7 +240,7 @@ def test_quota_at_once_is_free_again_when_one_ends(store):
 
 
 def test_quota_of_a_day_comes_back_the_next_day(store, clock):
-    quota = Quota(per_day=1, at_once=None)
+    quota = DefaultQuota(per_day=1, at_once=None)
     submit(store, quota=quota)
     with pytest.raises(QuotaExceeded, match="00:00 UTC"):
         submit(store, quota=quota)
@@ -272,7 +277,7 @@ def test_threads_cannot_submit_more_than_the_quota(store):
 
     def send():
         try:
-            outcomes.append(submit(store, quota=Quota(per_day=5, at_once=None)).version)
+            outcomes.append(submit(store, quota=DefaultQuota(per_day=5, at_once=None)).version)
         except QuotaExceeded:
             outcomes.append(0)
 
@@ -286,16 +291,16 @@ def test_threads_cannot_submit_more_than_the_quota(store):
 
 def test_each_evaluation_is_charged_and_only_the_last_charge_is_given_back(store):
     made = ranked(store, 1.0)
-    store.submissions.charge_again(made.id, Quota())
+    store.submissions.charge_again(made.id, DefaultQuota())
     assert store.quotas.used("ann") == (2, 0)
     assert store.quotas.refund(made.id) is True
     assert store.quotas.refund(made.id) is False
     assert store.quotas.used("ann") == (1, 0)
     with pytest.raises(QuotaExceeded):
-        store.submissions.charge_again(made.id, Quota(per_day=1))
+        store.submissions.charge_again(made.id, DefaultQuota(per_day=1))
     with pytest.raises(QuotaExceeded):
-        store.quotas.check("ann", Quota(per_day=1))
-    store.quotas.check("nobody", Quota(per_day=0))
+        store.quotas.check("ann", DefaultQuota(per_day=1))
+    store.quotas.check("nobody", DefaultQuota(per_day=0))
     assert store.owners.find("nobody") is None
 
 
@@ -332,7 +337,7 @@ def test_totals_count_entries_and_submissions(store):
     assert store.submissions.totals() == {ENV: (2, 3)}
     assert store.boards.size(ENV) == 2
     assert store.boards.size(ENV, where=Filter(score_min=2.5)) == store.boards.size(ENV, where=Filter(user="bob")) == 1
-    assert store.boards.size(ENV, kind=Kind.SELF_REPORTED) == 0
+    assert store.boards.size(ENV, kind=SubmissionKind.SELF_REPORTED) == 0
 
 
 def test_entering_a_ladder_is_ranked_without_a_score(store):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import threading
 import time
@@ -14,36 +13,28 @@ import pytest
 pytest.importorskip("gymnasium")
 
 from harena.arena.db import jobs as jobs_module
-from harena.arena.db.files import FileStore
 from harena.arena.db.models import (
-    ACTIVE,
     Busy,
     Conflict,
     EnvironmentKind,
     IllegalTransition,
     JobState,
-    Kind,
     NotFound,
     QuotaExceeded,
     State,
+    SubmissionKind,
 )
-from harena.arena.db.records import Quota
-from harena.arena.db.store import Store
+from harena.arena.db.records import DefaultQuota
 from harena.arena.queue import workers as workers_module
-from harena.arena.queue.kinds import BY_NAME, DESK, KINDS, MATCH
-from harena.arena.queue.workers import JobWorkers
-from harena.arena.settings import Settings
 from harena.arena.submissions import service as module
 from harena.arena.submissions.evaluate import EvaluationVoid, commitment, seeds
 from harena.arena.submissions.intake import IntakeError, Upload
-from harena.arena.submissions.service import Submissions
 from harena.errors import BoxLost, Retry, SpecError
 from harena.match.replay.replay import Replay
 from harena.match.result import AgentCode
 from harena.match.run.runner import Runner
+from support.submitting import AGENT, OTHER, POLE, TIC, Bench
 
-POLE, TIC, OTHER = "CartPole-v1", "tictactoe-v1", "my-simulator"
-AGENT = b"print('hello')\ndef act(observation): return int(observation[2] > 0)\n"
 CRASH = b"def act(observation): raise ValueError('SECRET in my code')\n"
 SLOW = b"import time\ndef act(observation):\n    while True: pass\n"
 SCRIPT = b'import json, sys\nprint("env", sys.argv[1])\nprint(json.dumps({"score": 1e9, "metrics": {"lr": 0.1}}))\n'
@@ -55,68 +46,6 @@ SOON_S = 30.0
 def runner():
     with Runner(1) as runner:
         yield runner
-
-
-class Bench:
-    """An arena in a folder: all of it but HTTP."""
-
-    def __init__(self, folder, runner):
-        self.settings = Settings.from_env(folder, {})
-        self.store = Store(self.settings.database_url)
-        self.queue = self.store.jobs
-        self.files = FileStore(self.settings.files)
-        quick = {"episodes": 3, "practice_episodes": 2, "final_episodes": 4, "move_s": 5.0}
-        for env_id, kind in (
-            (POLE, EnvironmentKind.VERIFIED),
-            (TIC, EnvironmentKind.LADDER),
-            (OTHER, EnvironmentKind.SCRIPT_ONLY),
-        ):
-            self.store.environments.put(env_id, kind, settings=quick)
-            self.store.seasons.start(env_id, "season 1")
-        self.runner = runner
-        self.submissions = Submissions(self.store, self.queue, self.files, self.settings, runner=runner)
-        self.seen = []
-        self.submissions.observers.append(self.seen.append)
-        self.workers = None
-
-    def work(self):
-        self.workers = JobWorkers(
-            self.store,
-            self.queue,
-            handlers={kind.name: kind.handler(self) for kind in KINDS if kind not in (MATCH, DESK)},
-            slots={"evaluate": 2, "script": 1, "enter": 1, "final": 1},
-            on_dead=lambda job: BY_NAME[job.kind].given_up(self)(job),
-            on_requeued=self.submissions.requeued,
-            alone=True,
-        )
-        self.workers.start()
-
-    def with_settings(self, **changed):
-        settings = dataclasses.replace(self.settings, **changed)
-        self.submissions = Submissions(self.store, self.queue, self.files, settings, runner=self.runner)
-
-    def send(self, *sources, env_id=POLE, owner="ann", **more):
-        names = ["agent.py"] if len(sources) == 1 else ["agent.py", *(f"part{n}.py" for n in range(1, len(sources)))]
-        uploads = [Upload(name=name, data=data) for name, data in zip(names, sources, strict=True)]
-        return self.submissions.submit(uploads, owner=owner, env_id=env_id, **more)
-
-    def until(self, submission, *states):
-        """Until it is over, or in one of these states."""
-        end = time.monotonic() + SOON_S
-        while True:
-            found = self.store.submissions.get(submission.id)
-            if found.state in states or (not states and found.state not in ACTIVE):
-                return found
-            assert time.monotonic() < end, f"still {found.state}"
-            time.sleep(0.01)
-
-    def close(self):
-        if self.workers is not None:
-            self.workers.stop(0)
-        self.store.close()
-
-    def stored(self):
-        return sorted(path.name for path in self.files.root.rglob("*") if path.is_file())
 
 
 @pytest.fixture
@@ -138,7 +67,7 @@ def bench(idle):
 
 def test_an_agent_is_ranked_on_the_hidden_episodes_of_its_season(bench):
     made = bench.send(AGENT, algorithm="DQN", client_id="c-1")
-    assert (made.state, made.kind, made.owner, made.algorithm) == (State.QUEUED, Kind.VERIFIED, "ann", "DQN")
+    assert (made.state, made.kind, made.owner, made.algorithm) == (State.QUEUED, SubmissionKind.VERIFIED, "ann", "DQN")
     assert (made.main_file, made.client_id, made.season_id) == ("agent.py", "c-1", 1)
     done = bench.until(made)
     assert (done.state, done.reason) == (State.RANKED, "")
@@ -210,14 +139,14 @@ def test_an_agents_own_fault_is_its_result_and_costs_its_quota(bench):
 def test_a_self_reported_billion_never_stands_with_verified_scores(bench):
     verified = bench.until(bench.send(AGENT))
     boast = bench.send(SCRIPT, owner="bob")
-    assert boast.kind is Kind.SELF_REPORTED
+    assert boast.kind is SubmissionKind.SELF_REPORTED
     done = bench.until(boast)
     assert (done.state, done.score) == (State.RANKED, 1e9)
     assert [entry.submission_id for entry in bench.store.boards.top(POLE)] == [verified.id]
-    (apart,) = bench.store.boards.top(POLE, kind=Kind.SELF_REPORTED)
-    assert (apart.submission_id, apart.kind) == (done.id, Kind.SELF_REPORTED)
+    (apart,) = bench.store.boards.top(POLE, kind=SubmissionKind.SELF_REPORTED)
+    assert (apart.submission_id, apart.kind) == (done.id, SubmissionKind.SELF_REPORTED)
     (evaluation,) = bench.store.submissions.evaluations(done.id)
-    assert (evaluation.kind, evaluation.metrics["metrics"]) == (Kind.SELF_REPORTED, {"lr": 0.1})
+    assert (evaluation.kind, evaluation.metrics["metrics"]) == (SubmissionKind.SELF_REPORTED, {"lr": 0.1})
     assert bench.submissions.log(done).startswith(f"env {POLE}\n")
 
 
@@ -232,7 +161,12 @@ def test_a_script_without_a_score_has_failed_with_the_end_of_its_log(bench):
 def test_where_only_scripts_are_run_an_agent_is_a_script(bench):
     source = AGENT + b"import json\nprint(json.dumps({'score': 7}))\n"
     done = bench.until(bench.send(source, env_id=OTHER))
-    assert (done.state, done.kind, done.main_file, done.score) == (State.RANKED, Kind.SELF_REPORTED, "submission.py", 7)
+    assert (done.state, done.kind, done.main_file, done.score) == (
+        State.RANKED,
+        SubmissionKind.SELF_REPORTED,
+        "submission.py",
+        7,
+    )
     assert bench.store.boards.top(OTHER) == []
 
 
@@ -291,7 +225,7 @@ def test_a_refusal_leaves_the_same_code_of_another_alone(idle):
 
 
 def test_more_than_the_host_allows_is_refused(idle):
-    idle.with_settings(quota=Quota(per_day=3, at_once=2))
+    idle.with_settings(quota=DefaultQuota(per_day=3, at_once=2))
     for _ in range(2):
         idle.send(AGENT)
     with pytest.raises(QuotaExceeded, match="2 submissions at once"):
@@ -304,7 +238,7 @@ def test_more_than_the_host_allows_is_refused(idle):
 
 
 def test_quotas_hold_against_many_at_once(idle):
-    idle.with_settings(quota=Quota(per_day=3, at_once=None))
+    idle.with_settings(quota=DefaultQuota(per_day=3, at_once=None))
     results = []
 
     def send():
@@ -422,7 +356,7 @@ def test_failed_and_cancelled_ones_are_evaluated_again_too(bench):
 
 
 def test_evaluating_again_counts_and_is_refused_where_submitting_is(idle):
-    idle.with_settings(quota=Quota(per_day=2, at_once=1))
+    idle.with_settings(quota=DefaultQuota(per_day=2, at_once=1))
     made = idle.send(AGENT)
     idle.submissions.cancel(made.id)
     idle.submissions.reevaluate(made.id)
@@ -430,7 +364,7 @@ def test_evaluating_again_counts_and_is_refused_where_submitting_is(idle):
     with pytest.raises(QuotaExceeded, match="2 submissions a day"):
         idle.submissions.reevaluate(made.id)
     assert (idle.store.submissions.get(made.id).state, idle.store.quotas.used("ann")) == (State.CANCELLED, (2, 0))
-    idle.with_settings(quota=Quota())
+    idle.with_settings(quota=DefaultQuota())
     idle.store.seasons.end(1)
     idle.store.seasons.start(POLE, "season 2")
     with pytest.raises(Conflict, match="its season has ended"):
@@ -481,7 +415,7 @@ def test_the_platforms_fault_is_tried_again_and_then_gives_the_quota_back(idle, 
     def lost(*args, **more):
         raise EvaluationVoid("the agent's box was lost", retry=Retry.SAFE)
 
-    monkeypatch.setattr(module.evaluate, "evaluate", lost)
+    monkeypatch.setattr(module.evaluate, "evaluate_on", lost)
     idle.work()
     done = idle.until(idle.send(AGENT))
     assert done.state is State.FAILED
@@ -521,7 +455,7 @@ def test_a_platform_fault_leaves_an_earlier_score_alone(bench, hasty, monkeypatc
     def broken(*args, **more):
         raise EvaluationVoid("the game is broken", retry=Retry.NEVER)
 
-    monkeypatch.setattr(module.evaluate, "evaluate", broken)
+    monkeypatch.setattr(module.evaluate, "evaluate_on", broken)
     bench.store.environments.put(POLE, EnvironmentKind.VERIFIED, settings={"episodes": 2})
     failed = bench.until(bench.submissions.reevaluate(ranked.id))
     assert (failed.state, failed.score) == (State.FAILED, ranked.score)

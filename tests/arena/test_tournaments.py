@@ -6,13 +6,13 @@ import itertools
 import json
 
 import pytest
-from ladders import GAME, Bench
 
 from harena.arena.db.models import Conflict, EnvironmentKind, MatchKind, MatchState, NotFound, TournamentState
 from harena.arena.ladder import tournaments as module
 from harena.arena.ladder.fold import Fold
 from harena.arena.ladder.tournaments import FORMATS, TournamentService
 from harena.errors import SpecError
+from support.ladders import GAME, Bench
 
 FINISHED, RUNNING, CANCELLED = TournamentState.FINISHED, TournamentState.RUNNING, TournamentState.CANCELLED
 
@@ -141,7 +141,6 @@ def test_it_can_be_cancelled_and_stays_so(bench):
 
 
 def test_the_top_of_the_ladder_is_seeded_by_its_place_without_the_benched(bench):
-    from harena.arena.ladder import roster
 
     agents = [bench.enter(f"owner{n}") for n in range(5)]
     for better, worse in itertools.pairwise(agents):
@@ -150,7 +149,7 @@ def test_the_top_of_the_ladder_is_seeded_by_its_place_without_the_benched(bench)
     fold = Fold(bench.store, GAME, bench.season.id)
     fold.advance()
     bench.standings.refit(fold)
-    roster.bench(bench.store, agents[1], "")
+    bench.store.roster.bench(agents[1], "")
     made = bench.tournaments.create(GAME, "cup", top=3)
     assert made.participants == (agents[0], agents[2], agents[3])
     assert [one.id for one in bench.tournaments.list(env_id=GAME)] == [made.id]

@@ -11,7 +11,6 @@ from harena import cli
 from harena.arena.arena import Arena
 from harena.arena.db import models
 from harena.arena.db.models import BoardKind, EnvironmentKind, MatchKind, MatchState, Scope, State
-from harena.arena.ladder import roster
 from harena.arena.ladder.rebuild import rebuild
 from harena.arena.lock import FolderInUse
 from harena.arena.settings import Settings
@@ -73,7 +72,7 @@ def ladder(arena):
     """The ids of four agents that have played their games."""
     arena.put_environment("rps", settings={"games_target": 10, "upkeep_s": 3600, "provisional_games": 3})
     ids = {owner: hand_in(arena, RPS, owner, code) for owner, code in AGENTS.items()}
-    wait(lambda: roster.benched(arena.store, ids["crash"]))
+    wait(lambda: arena.store.roster.benched(ids["crash"]))
 
     def rested():
         lines = {line.submission_id: line for line in arena.standings.standings(RPS)}
@@ -108,7 +107,7 @@ def test_a_ladder_of_real_agents_orders_them_and_counts_every_match(arena, ladde
 
 
 def test_the_agent_that_crashes_sits_on_the_bench_and_its_owner_is_told_why(arena, ladder):
-    benched = roster.benched(arena.store, ladder["crash"])
+    benched = arena.store.roster.benched(ladder["crash"])
     assert benched is not None
     assert "crash" in benched.reason
     line = arena.standings.standing(ladder["crash"])

@@ -126,7 +126,7 @@ def test_never_more_than_the_slots(queue, crew):
 def test_idle_workers_write_nothing(store, queue, crew, monkeypatch):
     looks, look = [], queue.due
     monkeypatch.setattr(module, "LOOK_S", 0.02)
-    monkeypatch.setattr(queue, "due", lambda: looks.append(1) or look())
+    monkeypatch.setattr(queue, "due", lambda *args, **options: looks.append(1) or look(*args, **options))
     written = []
     crew(lambda job, cancelled: lambda: None, slots=3)
     until(lambda: len(looks) > 2)  # the first one sweeps and prunes
@@ -320,7 +320,7 @@ def test_who_works_alone_takes_up_at_once_what_a_dead_worker_held(store, queue, 
     workers = crew(lambda job, cancelled: lambda: None, alone=True)
     until(lambda: state(queue, job_id) is JobState.DONE)
     assert [job.id for job in workers.seen["requeued"]] == [job_id]
-    assert queue.get(job_id).attempts == 2
+    assert (queue.get(job_id).attempts, queue.get(job_id).deaths) == (1, 1)
 
 
 def test_who_is_not_alone_leaves_others_their_jobs(queue, crew):
@@ -331,15 +331,58 @@ def test_who_is_not_alone_leaves_others_their_jobs(queue, crew):
     assert state(queue, mine) is JobState.RUNNING
 
 
-def test_a_job_that_takes_the_process_with_it_each_time_is_given_up(queue, crew):
+def test_a_job_that_takes_the_process_with_it_each_time_is_given_up(store, queue, crew, monkeypatch):
     job_id = queue.enqueue("work", {})
-    for _ in range(jobs_module.MAX_ATTEMPTS - 1):
-        queue.claim("work", "gone")
+    for deaths in range(jobs_module.MAX_DEATHS - 1):
+        monkeypatch.setattr(store.database, "clock", lambda deaths=deaths: time.time() + deaths * 60)
+        queue.claim("work", "gone", suspect=deaths >= jobs_module.SUSPECT)
         queue.release_all()
-    queue.claim("work", "gone")
+    monkeypatch.setattr(store.database, "clock", lambda: time.time() + jobs_module.MAX_DEATHS * 60)
+    queue.claim("work", "gone", suspect=True)
     workers = crew(lambda job, cancelled: lambda: None, alone=True)
     assert [job.id for job in workers.seen["dead"]] == [job_id]
     assert state(queue, job_id) is JobState.DEAD
+
+
+def test_a_suspect_runs_while_nothing_else_does_and_all_the_rest_is_done(queue, crew, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    suspect = queue.enqueue("work", {"suspect": True})
+    for _ in range(jobs_module.SUSPECT):
+        assert queue.claim("work", "gone").id == suspect
+        queue.release_all()
+    at_work, beside, lock = set(), [], threading.Lock()
+
+    def handler(job, cancelled):
+        with lock:
+            at_work.add(job.id)
+            if suspect in at_work:
+                beside.append(len(at_work))
+        time.sleep(0.02)
+        with lock:
+            at_work.discard(job.id)
+        return lambda: None
+
+    queue.enqueue_many("work", [{}] * 20)
+    crew(handler, slots=3)
+    until(lambda: queue.counts() == {("work", JobState.DONE): 21})
+    assert beside == [1]
+
+
+def test_a_suspect_is_not_kept_waiting_by_work_that_never_ends(queue, crew, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "SUSPECT_PATIENCE_S", 0.1)
+    suspect = queue.enqueue("work", {})
+    for _ in range(jobs_module.SUSPECT):
+        queue.claim("work", "gone")
+        queue.release_all()
+
+    def handler(job, cancelled):
+        time.sleep(0.005)
+        return lambda: job.id == suspect or queue.enqueue("work", {})
+
+    queue.enqueue_many("work", [{}] * 4)
+    crew(handler, slots=2)
+    until(lambda: state(queue, suspect) is JobState.DONE)
 
 
 def test_a_clean_stop_finishes_what_it_can(queue, crew):

@@ -18,17 +18,12 @@ from harena.errors import BackendUnavailable, HarenaError, SpecError
 from harena.terminal import safe, table
 
 if TYPE_CHECKING:
-    from harena.arena.db.keys import Key
+    from harena.arena.db.accounts.keys import KeyRecord
     from harena.arena.db.store import Store
     from harena.arena.settings import Settings
     from harena.arena.submissions.verify import Finding
 
 OK, NO = 0, 1
-COMMANDS = {
-    "arena": "check results of an arena by playing them again",
-    "ratings": "rebuild an arena's ratings from its match log",
-    "keys": "make, list, rotate and revoke the API keys of an arena",
-}
 SAMPLE = 20
 EXTRAS: dict[str, str] = dict.fromkeys(("sqlalchemy", "openskill", "msgspec", "numpy", "zstandard"), "arena")
 DAY_S = 86400.0
@@ -102,11 +97,11 @@ def _add(parts: Any, name: str, text: str, action: Action) -> argparse.ArgumentP
     part: argparse.ArgumentParser = parts.add_parser(name, help=text, description=text, formatter_class=raw)
     part.add_argument("--data", type=Path, metavar="DIR", help=f"the arena's folder ($HARENA_DATA, or {DEFAULT_DATA})")
     part.add_argument("--json", action="store_true", help="print the answer as JSON")
-    part.set_defaults(action=guarded(action, extras=EXTRAS, code_of=_code, before_dashes="options come before it"))
+    part.set_defaults(action=guarded(action, extras=EXTRAS, code_of=code_of, before_dashes="options come before it"))
     return part
 
 
-def _code(error: HarenaError) -> int | None:
+def code_of(error: HarenaError) -> int | None:
     from harena.arena.db.models import StoreError
 
     if isinstance(error, BackendUnavailable):
@@ -123,12 +118,12 @@ def _verify(args: argparse.Namespace) -> int:
     from harena.arena.submissions.verify import Agreement, ResultVerifier
     from harena.match.run.runner import Runner
 
-    settings = _settings(args)
-    store = _open(settings)
+    settings = settings_of(args)
+    store = open_store(settings)
     try:
         with Runner(settings.workers) as runner:
             files = FileStore(settings.files)
-            submissions = Submissions(store, store.jobs, files, settings, runner=runner)
+            submissions = Submissions(store, store.jobs, files, settings)
             verifier = ResultVerifier(store, files, submissions, runner=runner)
             found: list[Finding] = []
             for submission_id in args.submission:
@@ -157,9 +152,9 @@ def _rebuild(args: argparse.Namespace) -> int:
     from harena.arena.ladder.rebuild import rebuild
     from harena.arena.lock import FolderLock
 
-    settings = _settings(args)
-    with contextlib.nullcontext() if args.check else FolderLock(settings.data):
-        store = _open(settings)
+    settings = settings_of(args)
+    with contextlib.nullcontext() if args.check else FolderLock(settings.data, shared=not settings.embedded):
+        store = open_store(settings)
         try:
             if not args.check:
                 store.hold()
@@ -257,7 +252,7 @@ def _revoke_key(args: argparse.Namespace) -> int:
 # ---- parts ----
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def settings_of(args: argparse.Namespace) -> Settings:
     from harena.arena.settings import Settings
 
     data: Path = args.data or data_folder()
@@ -268,28 +263,28 @@ def _settings(args: argparse.Namespace) -> Settings:
     return Settings.from_env(data)
 
 
-def _open(settings: Settings) -> Store:
+def open_store(settings: Settings) -> Store:
     from harena.arena.db.store import Store
 
     return Store(settings.database_url)
 
 
 def _with_store(args: argparse.Namespace, act: Callable[[Store], int]) -> int:
-    store = _open(_settings(args))
+    store = open_store(settings_of(args))
     try:
         return act(store)
     finally:
         store.close()
 
 
-def _all_keys(store: Store) -> list[Key]:
-    keys: list[Key] = []
+def _all_keys(store: Store) -> list[KeyRecord]:
+    keys: list[KeyRecord] = []
     while page := store.keys.all(limit=100, offset=len(keys)):
         keys += page
     return keys
 
 
-def _show_new(args: argparse.Namespace, key: Key, token: str) -> int:
+def _show_new(args: argparse.Namespace, key: KeyRecord, token: str) -> int:
     if args.json:
         print_json({"key": _key_json(key), "token": token})
     else:
@@ -298,7 +293,7 @@ def _show_new(args: argparse.Namespace, key: Key, token: str) -> int:
     return OK
 
 
-def _key_json(key: Key) -> dict[str, Any]:
+def _key_json(key: KeyRecord) -> dict[str, Any]:
     return {
         "id": key.id,
         "owner": key.owner,
@@ -310,7 +305,7 @@ def _key_json(key: Key) -> dict[str, Any]:
     }
 
 
-def _state(key: Key, now: float) -> str:
+def _state(key: KeyRecord, now: float) -> str:
     if key.revoked_at is not None:
         return "revoked"
     if key.expires_at is None:

@@ -20,16 +20,21 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from harena.arena.db import integrity
 from harena.arena.db.models import unseen
-from harena.arena.db.records import Quota
+from harena.arena.db.records import DefaultQuota
 from harena.arena.submissions import evaluate
 from harena.arena.variables import MAX_VALUE, Environ
 from harena.errors import SpecError
+from harena.match.agent.image import PullPolicy, checked_pattern
 from harena.match.agent.load import MB, ArchiveLimits
 from harena.match.result import Clock
 
 MIN_SECRET = 16
 """Bytes."""
+AGENT_IMAGES = "HARENA_AGENT_IMAGES"
+PULL_S = 300.0
+"""Time for an image that is handed in."""
 MAX_UPLOAD = 60 * MB
 """A file of the file store has 64 MB; names and the list of a zip need some of it."""
 
@@ -42,19 +47,25 @@ class Settings:
     """May hold a password."""
     secret_key: bytes = field(repr=False)
     """Signs what browsers bring back."""
-    quota: Quota = field(default_factory=Quota)
+    quota: DefaultQuota = field(default_factory=DefaultQuota)
     anonymous_submit: bool = False
     anonymous_read: bool = True
+    any_environment: bool = True
+    """Whether a registered Gymnasium id that the host has not added is added with its first submission."""
     metrics_token: str = field(default="", repr=False)
-    """For scrapers on other machines, instead of a key: `Authorization: Bearer TOKEN` on /metrics."""
+    """Lets scrapers on other machines read /metrics without a key: `Authorization: Bearer TOKEN`."""
     max_upload_bytes: int = 50 * MB
-    """Of a submission, unpacked and as it came."""
+    """Maximum size of a submission, both packed and unpacked."""
     max_file_bytes: int = 10 * MB
     max_queued: int = 1000
     """Submissions that wait, of all owners; more are refused."""
     workers: int | None = None
     """Processes that play; None: one for each processor."""
     scripts_at_once: int = 1
+    celery_broker: str = field(default="", repr=False)
+    """May hold a password."""
+    agent_images: tuple[str, ...] = ()
+    """Repositories whose images may be handed in, and are pulled: docker.io/library/python, registry.example/team/*."""
 
     def __post_init__(self) -> None:
         if len(self.secret_key) < MIN_SECRET:
@@ -63,6 +74,16 @@ class Settings:
             raise SpecError(f"max_upload_bytes is from 1 to {MAX_UPLOAD}, and max_file_bytes at most as much")
         if self.max_queued < 1 or self.scripts_at_once < 0 or (self.workers is not None and self.workers < 1):
             raise SpecError("max_queued and workers are at least 1, scripts_at_once at least 0")
+        for entry in self.agent_images:
+            try:
+                checked_pattern(entry)
+            except SpecError as error:
+                raise SpecError(f"{AGENT_IMAGES}: {error}") from None
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the database is a file, which one process serves."""
+        return self.database_url.startswith("sqlite")
 
     @property
     def files(self) -> Path:
@@ -71,6 +92,10 @@ class Settings:
     @property
     def archive_limits(self) -> ArchiveLimits:
         return ArchiveLimits(total_bytes=self.max_upload_bytes, file_bytes=self.max_file_bytes)
+
+    @property
+    def pull_policy(self) -> PullPolicy:
+        return PullPolicy(allow=self.agent_images, only_listed=True, timeout_s=PULL_S, setting=AGENT_IMAGES)
 
     @classmethod
     def from_env(
@@ -83,7 +108,7 @@ class Settings:
         """Makes the folder if need be. Reads the variables of `variables`; `anonymous_submit`, when given, wins."""
         given = Environ(environ)
         folder = Path(data).absolute()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         embedded = f"sqlite:///{folder / 'arena.db'}"
         url = given.text("DATABASE_URL") or embedded
         key = given.text("SECRET_KEY").encode()
@@ -91,23 +116,47 @@ class Settings:
             if url != embedded:
                 raise SpecError("SECRET_KEY is not set, and a database of your own (DATABASE_URL) needs one")
             key = kept_secret(folder / "secret.key")
-        default = Quota()
+        default = DefaultQuota()
         if anonymous_submit is None:
             anonymous_submit = given.flag("HARENA_ANONYMOUS_SUBMIT", False)
         return cls(
             data=folder,
             database_url=url,
             secret_key=key,
-            quota=Quota(
+            quota=DefaultQuota(
                 per_day=given.number("HARENA_PER_DAY", default.per_day),
                 at_once=given.number("HARENA_AT_ONCE", default.at_once),
             ),
             anonymous_submit=anonymous_submit,
             anonymous_read=given.flag("HARENA_ANONYMOUS_READ", True),
+            any_environment=given.choice("HARENA_ENVIRONMENTS", ("any", "listed")) == "any",
             metrics_token=given.text("HARENA_METRICS_TOKEN"),
             max_queued=given.number("HARENA_MAX_QUEUED", None) or 1000,
             workers=given.number("HARENA_WORKERS", None),
+            celery_broker=given.text("CELERY_BROKER_URL"),
+            agent_images=tuple(name.strip() for name in given.text(AGENT_IMAGES).split(",") if name.strip()),
         )
+
+    @staticmethod
+    def worker_images(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Repositories whose images a worker without a data folder may pull."""
+        names = tuple(name.strip() for name in Environ(environ).text(AGENT_IMAGES).split(",") if name.strip())
+        for name in names:
+            checked_pattern(name)
+        return names
+
+
+def make_folder(folder: Path) -> None:
+    """The folder, where everything is kept and this user may write. Raises SpecError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise SpecError(f"{folder} is, or is below, a file: --data names a folder") from None
+    except OSError as error:
+        raise SpecError(f"the folder {folder} cannot be made: {error.strerror}; choose another with --data") from None
+    reason = integrity.writable(folder)
+    if reason:
+        raise SpecError(f"{folder}: {reason}; choose another with --data, or mend it")
 
 
 def kept_secret(path: Path) -> bytes:
@@ -153,7 +202,7 @@ class EnvironmentSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=Tru
     memory_mb: Annotated[int, Meta(ge=16, le=1 << 20)] = 512
     processes: Annotated[int, Meta(ge=1, le=10_000)] = 50
     games_target: Annotated[int, Meta(ge=0, le=1_000_000)] = 60
-    """Of a ladder: matches are made at once until every agent has played so many, then one each `upkeep_s`."""
+    """On a ladder, matches are made without delay until every agent has played this many, then one every `upkeep_s`."""
     upkeep_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
     provisional_games: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
     owners_meet: bool = False

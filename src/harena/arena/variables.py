@@ -5,7 +5,7 @@ reads them; docs/arena.md has the table that `table` makes.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harena.errors import SpecError
@@ -17,22 +17,25 @@ VARIABLES = {
     "HARENA_DATA": f"The folder of everything that is kept, unless `--data` names one (`{DEFAULT_DATA}`)",
     "DATABASE_URL": "`postgresql://…` or `sqlite:///…` (a SQLite file in the data folder)",
     "SECRET_KEY": "Signs session cookies; needed with `DATABASE_URL` (made on the first start)",
-    "HARENA_ANONYMOUS_SUBMIT": "Whether submitting needs no key; only on loopback (`yes` there)",
+    "HARENA_ANONYMOUS_SUBMIT": "Whether submitting needs no key; a network needs `--anonymous-submit` (`yes` here)",
     "HARENA_ANONYMOUS_READ": "Whether reading needs no key (`yes`)",
+    "HARENA_ENVIRONMENTS": "`any` registered Gymnasium id can be submitted to, or only those that are `listed` (`any`)",
+    "HARENA_ALLOW_HOSTS": "Names that others reach it by, with commas between them, as `--allow-host` (none)",
     "HARENA_METRICS_TOKEN": "Bearer token of `/metrics` for other machines (none)",
     "HARENA_PER_DAY": "Submissions of an owner a day; 0: no limit (100)",
     "HARENA_AT_ONCE": "Submissions of an owner under way at a time; 0: no limit (10)",
     "HARENA_MAX_QUEUED": "Submissions that wait, of all owners (1000)",
     "HARENA_WORKERS": "Processes that play (one for each processor)",
+    "HARENA_AGENT_IMAGES": "Repositories of images that may be agents, with commas between them (none)",
+    "CELERY_BROKER_URL": "`redis://…` or `amqp://…`: tells `harena worker --celery` of new jobs (none)",
+    "EXECUTOR_HOST": "Address of the gRPC executor (that of `--host`)",
     "EXECUTOR_PORT": "Port of the gRPC executor, unless `--grpc-port` names one (50051)",
     "LOG_LEVEL": "`DEBUG`, `INFO`, `WARNING` or `ERROR` (`WARNING`; `INFO` with `--json-logs`)",
 }
 """What each one does, and in brackets what holds without it."""
 
 WITHOUT_EFFECT = {
-    "EXECUTOR_HOST": "the executor listens on --host, as the page does",
     "REDIS_URL": "events stay in the process",
-    "CELERY_BROKER_URL": "jobs are claimed from the database",
     "CELERY_RESULT_BACKEND": "results are in the database",
     "SUPABASE_URL": "files are in the data folder",
     "SENTRY_DSN": "errors are in the log",
@@ -71,6 +74,13 @@ class Environ:
             raise SpecError(f"{name}={text!r:.40}: yes or no")
         return known[text]
 
+    def choice(self, name: str, values: Sequence[str]) -> str:
+        """One of the values; the first where it is not set."""
+        text = self.text(name).lower() or values[0]
+        if text not in values:
+            raise SpecError(f"{name}={text!r:.40}: {' or '.join(values)}")
+        return text
+
     def without_effect(self) -> dict[str, str]:
         """Those that are set in vain, and what happens instead."""
         return {name: instead for name, instead in WITHOUT_EFFECT.items() if self._values.get(name)}
@@ -81,6 +91,6 @@ def data_folder() -> Path:
 
 
 def table() -> str:
-    """In Markdown, for the docs."""
+    """Return the table of variables in Markdown, for the docs."""
     lines = [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()]
     return "\n".join(["| variable | what it does (without it) |", "|---|---|", *lines])

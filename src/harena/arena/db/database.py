@@ -10,29 +10,33 @@ with `on_commit` is told what a transaction of this process has changed, after i
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
-from harena.arena.db import models
+from harena.arena.db import integrity, migrations
 from harena.arena.db.models import StoreError
+from harena.arena.db.server.locks import WRITER, Leadership
+from harena.arena.db.server.presence import ANYTHING, CHANNEL, Presence, new_token
 from harena.errors import BackendUnavailable, SpecError
 
 BUSY_S = 30.0
 """How long a write waits for another process's. A transaction of ours takes milliseconds at most."""
 CONNECT_S = 10
-HOLD_S = 5.0
+IDLE_S = 1.0
+JOIN_S = 60.0
+"""How long a process waits for another one that is just starting on the same database."""
+LEAD_S = 5.0
 """How long `hold` waits: a server needs a moment to see that a process was killed."""
 PRAGMAS = (
     f"PRAGMA busy_timeout={int(BUSY_S * 1000)}",
@@ -45,47 +49,15 @@ PRAGMAS = (
     "PRAGMA journal_size_limit=67108864",
 )
 _log = logging.getLogger("harena.arena")
-# PostgreSQL's advisory locks, one for who writes and one for who serves; they are numbers of our choice ("harena").
-_TURN = sa.select(sa.func.pg_advisory_xact_lock(0x6861_7265_6E61))
-_HOLD = sa.select(sa.func.pg_try_advisory_lock(0x6861_7265_6E62))
+_TURN = sa.select(sa.func.pg_advisory_xact_lock(WRITER))
+_NOTIFY = sa.select(sa.func.pg_notify(CHANNEL, sa.bindparam("words")))
 
 Changes = frozenset[str]
 """What a transaction has noted: "events", and "jobs:KIND" for each kind of job that was added, ended or given back."""
-Migration = Callable[[sa.Connection], None]
-
-
-def _second_secrets(connection: sa.Connection) -> None:
-    """Version 2: draws, practices and finals. A season that runs gets a second secret for its finals."""
-    seasons, standings = models.seasons, models.standings
-    for column in (seasons.c.final_secret, standings.c.final):
-        words = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
-        connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {words}")
-    for table in (models.draws, models.practices, models.finalists):
-        table.create(connection)
-    running = sa.select(seasons.c.id).where(seasons.c.ended_at.is_(None))
-    for season_id in connection.execute(running).scalars().all():
-        of = seasons.update().where(seasons.c.id == season_id)
-        connection.execute(of.values(final_secret=secrets.token_bytes(32)))
-
-
-def _fair_turns(connection: sa.Connection) -> None:
-    """Version 3: jobs have shares and take turns. Those that wait keep their order, before all that come after them."""
-    jobs = models.jobs
-    for column in (jobs.c.share, jobs.c.part, jobs.c.turn, jobs.c.cost_s, jobs.c.yielded):
-        words = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
-        connection.exec_driver_sql(f"ALTER TABLE jobs ADD COLUMN {words}")
-    connection.exec_driver_sql("DROP INDEX jobs_in_order")
-    for index in jobs.indexes:
-        if index.name in ("jobs_in_order", "jobs_of_share"):
-            index.create(connection)
-
-
-MIGRATIONS: dict[int, Migration] = {2: _second_secrets, 3: _fair_turns}
-"""By the version they lead to; each starts from the one before. A new database is made as `models` says."""
 
 
 class DatabaseInUse(SpecError):
-    """Another process serves this database: stop it, or choose another database."""
+    """Another process does what only one may do on this database: stop it, or choose another database."""
 
 
 class Database:
@@ -105,40 +77,55 @@ class Database:
         self._writer = _OneWriter(self.engine) if embedded else _OneInTurn(self.engine)
         # A statement outside of `begin()` is on its own on both, and PostgreSQL need not be told where it ends.
         self._alone = self.engine if embedded else self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._told = contextlib.nullcontext if embedded else _in_our_words
-        self._holder: sa.Connection | None = None
+        self._told = integrity.in_our_words if embedded else _in_our_words
+        self._token = new_token()
+        self._presence: Presence | None = None
+        self._singles = None if embedded else _Singles(url)
+        self.leadership = Leadership(self.engine)
         self._insert = sqlite.insert if embedded else postgresql.insert
         try:
             with self.begin() as connection:
-                _migrate(connection, self.clock())
+                migrations.migrate(connection, self.clock())
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
+        if self._presence is not None:
+            self._presence.close()
+        self.leadership.release()
         self._writer.close()
-        if self._holder is not None:
-            self._holder.close()
+        if self._singles is not None:
+            self._singles.close()
         self.engine.dispose()
 
-    def hold(self) -> None:
-        """From now on, and until this is closed or its process ends, this process serves the database. Raises
-        DatabaseInUse while another one does. A restart of the server ends it, too: then jobs have their leases. An
-        SQLite file has no such lock: whoever serves it has locked its folder."""
+    def join(self) -> bool:
+        """Count this process among those that serve the database, until it is closed or ends. Returns whether it is
+        alone; then the others wait until it calls `settle`. Raises DatabaseInUse when another one is starting and takes
+        too long. An SQLite file has no such count: whoever serves it has locked its folder."""
         if self.engine.dialect.name == "sqlite":
-            return
-        deadline = time.monotonic() + HOLD_S
-        with self._told(), contextlib.ExitStack() as stack:
-            holder = stack.enter_context(self._alone.connect())
-            holder.detach()  # not for the pool: the lock ends with the connection
-            # So that the server learns within a minute of a machine that lost its power.
-            holder.exec_driver_sql("SET tcp_keepalives_idle = 15; SET tcp_keepalives_interval = 5")
-            while not holder.scalar(_HOLD):
-                if time.monotonic() >= deadline:
-                    raise DatabaseInUse("another process serves this database already: stop it, or choose another")
-                time.sleep(0.1)
-            stack.pop_all()
-            self._holder = holder
+            return True
+        with self._told():
+            presence = Presence(self.engine, self._token, self._announce)
+            alone = presence.join(JOIN_S)
+        if alone is None:
+            raise DatabaseInUse("another process is starting on this database and does not finish: look at it first")
+        self._presence = presence
+        return alone
+
+    def settle(self) -> None:
+        """After `join`: let other processes in, and hear of what they commit."""
+        if self._presence is not None:
+            with self._told():
+                self._presence.settle()
+
+    def hold(self) -> None:
+        """Keep every matchmaker away until this is closed. Raises DatabaseInUse while one leads."""
+        deadline = time.monotonic() + LEAD_S
+        while not self.leadership.lead():
+            if time.monotonic() >= deadline:
+                raise DatabaseInUse("an arena makes matches on this database: stop it first")
+            time.sleep(0.1)
 
     @contextmanager
     def begin(self) -> Generator[sa.Connection]:
@@ -153,6 +140,8 @@ class Database:
             self._local.connection = connection
             try:
                 yield connection
+                if changes and self._singles is not None:
+                    connection.execute(_NOTIFY, {"words": f"{self._token} " + "\n".join(changes)})
             finally:
                 self._local.connection = None
         if changes:
@@ -160,13 +149,13 @@ class Database:
 
     @contextmanager
     def single(self) -> Generator[sa.Connection]:
-        """For one statement that checks and changes its rows by itself, as a claim does, and notes nothing: on
-        PostgreSQL it does not wait for the writer. Inside `begin()` it is a part of that."""
-        if self._joined() is not None or self._alone is self.engine:
+        """Open a connection for one statement that checks and changes its rows by itself, as a claim does, and notes
+        nothing: on PostgreSQL it does not wait for the writer. Inside `begin()` it is a part of that."""
+        if self._joined() is not None or self._singles is None:
             with self.begin() as connection:
                 yield connection
             return
-        with self._told(), self._alone.connect() as connection:
+        with self._told(), self._singles.connect() as connection:
             yield connection
 
     def note(self, change: str) -> None:
@@ -174,8 +163,9 @@ class Database:
         self._local.changes.add(change)
 
     def on_commit(self, listener: Callable[[Changes], object]) -> Callable[[], None]:
-        """Has `listener` called after each commit of this process that noted a change, by the thread that committed:
-        it must be quick. Returns what ends that."""
+        """Has `listener` called after each commit that noted a change: of this process by the thread that committed, so
+        it must be quick; of others, on PostgreSQL after `settle`, as soon as they are heard of. Returns what ends
+        that."""
         self._listeners += (listener,)
 
         def remove() -> None:
@@ -192,7 +182,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Generator[sa.Connection]:
-        """For queries; inside `begin()` they see what it wrote."""
+        """Open a connection for queries. Inside `begin()` they see what it wrote."""
         joined = self._joined()
         if joined is not None:
             yield joined
@@ -275,6 +265,54 @@ class _OneInTurn:
         pass
 
 
+class _Singles:
+    """Connections for single statements. A commit there does not wait for the disk: a claim or a heartbeat that a crash
+    of the server takes back is made again, and what a job decided is committed as everything else is. One that has been
+    idle is asked whether it still works; asking each time would double the cost of a claim."""
+
+    def __init__(self, url: str) -> None:
+        parsed = sa.make_url(url)
+        self._engine = _postgresql(parsed, isolation_level="AUTOCOMMIT", pool_pre_ping=False)
+        event.listen(self._engine, "connect", _relaxed)
+        self._idle: list[tuple[sa.Connection, float]] = []
+
+    @contextmanager
+    def connect(self) -> Generator[sa.Connection]:
+        connection = self._usable() or self._engine.connect()
+        try:
+            yield connection
+        except BaseException:
+            connection.invalidate()
+            connection.close()
+            raise
+        self._idle.append((connection, time.monotonic()))
+
+    def _usable(self) -> sa.Connection | None:
+        while self._idle:
+            try:
+                connection, since = self._idle.pop()
+            except IndexError:
+                return None
+            if time.monotonic() - since < IDLE_S:
+                return connection
+            try:
+                connection.exec_driver_sql("SELECT 1")
+                return connection
+            except exc.SQLAlchemyError:
+                connection.close()
+        return None
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop()[0].close()
+        self._engine.dispose()
+
+
+def _relaxed(connection: Any, _: object) -> None:
+    connection.execute("SET synchronous_commit = off")
+    connection.commit()
+
+
 @contextmanager
 def _storable_values() -> Generator[None]:
     """A search for what cannot be in a database, such as half a surrogate pair or 10**30, is the caller's error."""
@@ -294,6 +332,11 @@ def _in_our_words() -> Generator[None]:
         raise StoreError(f"the database cannot be used now: {why}") from error
     except exc.TimeoutError as error:
         raise StoreError("the database cannot be used now: all connections are in use") from error
+
+
+def touches(changes: Changes, what: str) -> bool:
+    """Whether it may have changed."""
+    return what in changes or ANYTHING in changes
 
 
 def log_failure(log: logging.Logger, what: str, error: Exception) -> None:
@@ -319,6 +362,7 @@ def _engine(url: str, synchronous: str) -> sa.Engine:
         raise SpecError(f"no support for {name} databases: use sqlite or postgresql")
     if parsed.database in (None, "", ":memory:"):
         raise SpecError("SQLite needs a file, as in sqlite:////data/arena.db: workers share it")
+    integrity.check_file(Path(str(parsed.database)))
     engine = sa.create_engine(parsed, pool_size=16, max_overflow=48, pool_timeout=BUSY_S)
 
     def connected(connection: Any, _: object) -> None:
@@ -330,7 +374,7 @@ def _engine(url: str, synchronous: str) -> sa.Engine:
     return engine
 
 
-def _postgresql(url: sa.URL) -> sa.Engine:
+def _postgresql(url: sa.URL, **more: Any) -> sa.Engine:
     if url.drivername not in ("postgresql", "postgresql+psycopg"):
         raise SpecError(f"no support for the driver of {url.drivername}: use postgresql://…")
     ours = {"connect_timeout": str(CONNECT_S), "application_name": "harena", "client_encoding": "utf8"}
@@ -338,7 +382,8 @@ def _postgresql(url: sa.URL) -> sa.Engine:
     url = url.update_query_dict({name: value for name, value in ours.items() if name not in url.query})
     try:
         # A connection from the pool is asked first whether it still is one: the server may have been restarted.
-        engine = sa.create_engine(url, pool_size=16, max_overflow=32, pool_timeout=BUSY_S, pool_pre_ping=True)
+        options: dict[str, Any] = {"pool_size": 16, "max_overflow": 32, "pool_timeout": BUSY_S, "pool_pre_ping": True}
+        engine = sa.create_engine(url, **options | more)
     except ImportError as error:
         raise BackendUnavailable("a PostgreSQL database needs psycopg: pip install 'harena[postgres]'") from error
 
@@ -348,21 +393,3 @@ def _postgresql(url: sa.URL) -> sa.Engine:
 
     event.listen(engine, "connect", connected)
     return engine
-
-
-def _migrate(connection: sa.Connection, now: float) -> None:
-    if connection.dialect.name == "postgresql":
-        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
-        if encoding != "UTF8":
-            raise SpecError(f"the database's encoding is {encoding}: make one with `createdb --encoding UTF8`")
-    table = models.schema_version
-    if not sa.inspect(connection).has_table(table.name):
-        models.metadata.create_all(connection)
-        connection.execute(table.insert().values(version=models.SCHEMA_VERSION, applied_at=now))
-        return
-    found = connection.scalar(sa.select(sa.func.max(table.c.version))) or 0
-    if found > models.SCHEMA_VERSION:
-        raise StoreError(f"the database has schema {found}, this Harena knows {models.SCHEMA_VERSION}: update Harena")
-    for version in range(found + 1, models.SCHEMA_VERSION + 1):
-        MIGRATIONS[version](connection)
-        connection.execute(table.insert().values(version=version, applied_at=now))

@@ -12,7 +12,7 @@ from harena.arena.db.models import EnvironmentKind, NotFound, environments, name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
+class EnvironmentRecord:
     env_id: str
     kind: EnvironmentKind
     settings: dict[str, Any]
@@ -27,7 +27,7 @@ class EnvironmentRepository:
 
     def put(
         self, env_id: str, kind: EnvironmentKind, *, settings: dict[str, Any] | None = None, enabled: bool = True
-    ) -> Environment:
+    ) -> EnvironmentRecord:
         """Adds it, or changes it as a whole."""
         now = self._database.clock()
         values = {"kind": EnvironmentKind(kind), "settings": settings or {}, "enabled": enabled, "updated_at": now}
@@ -38,15 +38,15 @@ class EnvironmentRepository:
             connection.execute(insert.on_conflict_do_update(index_elements=["env_id"], set_=values))
             return self.get(env_id)
 
-    def get(self, env_id: str) -> Environment:
+    def get(self, env_id: str) -> EnvironmentRecord:
         row = self._database.row(_ENVIRONMENTS.where(environments.c.env_id == env_id))
         if row is None:
             raise NotFound(f"no environment {env_id!r:.80} here")
-        return Environment(**row)
+        return EnvironmentRecord(**row)
 
-    def all(self, *, enabled_only: bool = True) -> list[Environment]:
+    def all(self, *, enabled_only: bool = True) -> list[EnvironmentRecord]:
         query = _ENVIRONMENTS.order_by(environments.c.env_id)
-        return [Environment(**row) for row in self._database.rows(query) if row["enabled"] or not enabled_only]
+        return [EnvironmentRecord(**row) for row in self._database.rows(query) if row["enabled"] or not enabled_only]
 
 
-_ENVIRONMENTS = sa.select(*columns(environments, Environment))
+_ENVIRONMENTS = sa.select(*columns(environments, EnvironmentRecord))

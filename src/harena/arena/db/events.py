@@ -40,7 +40,7 @@ class EventRepository:
     def after(
         self, number: int, *, topic: str | None = None, topics: Collection[str] | None = None, limit: int = 100
     ) -> list[EventNotice]:
-        """Of one topic, of several, or of all."""
+        """Return the events of one topic, of several, or of all."""
         query = sa.select(*columns(events, EventNotice)).where(events.c.number > number)
         if topic is not None:
             query = query.where(events.c.topic == topic)

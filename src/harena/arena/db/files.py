@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from harena.arena.db import integrity
 from harena.arena.db.models import digest_text
 from harena.errors import HarenaError
 
@@ -47,7 +48,11 @@ class FileStore:
         digest = hashlib.sha256(data).hexdigest()
         if self._intact(digest, len(data)):
             return digest
-        target = self._path(digest)
+        with integrity.writing("a file of the arena"):
+            self._write(self._path(digest), data)
+        return digest
+
+    def _write(self, target: Path, data: bytes) -> None:
         if not target.parent.exists():
             target.parent.mkdir(mode=0o700, exist_ok=True)
             _sync_folder(self.root)
@@ -63,7 +68,6 @@ class FileStore:
                 os.unlink(name)
             raise
         _sync_folder(target.parent)
-        return digest
 
     def get(self, digest: str, *, max_bytes: int = MAX_BYTES) -> bytes:
         try:

@@ -4,6 +4,10 @@ failing ends as dead, with the reason; shares take turns by the time that their 
 somebody else has queued. Does not promise that a job *runs* once: its effects must be written in the same `begin()`
 block as its `finish`, and then they happen once.
 
+Whose fault it is when a worker dies cannot be told, so no job is charged for it: the attempt does not count. A job that
+was lost with SUSPECT workers is a suspect: it is claimed only by a worker that does nothing else meanwhile, so it takes
+no other job with it. One that was lost with MAX_DEATHS workers is given up.
+
 Turns are start-time fair queueing (Goyal, Vin, Cheng 1996). A kind of job has a virtual time, the turn of the job that
 was started last. A share's next job has its turn when the share's last one ends in virtual time, and not before now. A
 share that was away starts at the virtual time: it neither saved up nor owes anything.
@@ -16,6 +20,7 @@ share that was away starts at the virtual time: it neither saved up nor owes any
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +37,13 @@ MAX_ATTEMPTS = 3
 BACKOFF_S = 2.0
 """Before the second attempt; doubles with each."""
 MAX_BACKOFF_S = 300.0
+SUSPECT = 2
+"""Lost workers after which a job runs alone."""
+MAX_DEATHS = 20
+"""An arena that is killed again and again from outside loses the same job many times."""
+MAX_DEATH_WAIT_S = 60.0
+REMOTE = "remote:"
+"""What the names of workers begin with that claim over HTTP. They live longer than this database's processes."""
 RECENT = 50
 """Finished jobs that an ETA is estimated from."""
 RECENT_OF_SHARE = 5
@@ -62,11 +74,21 @@ class QueuedJob:
     turn: float
     cost_s: float
     yielded: int
+    place: str
+    """The only process that may claim it; empty: any."""
+    env_id: str
+    """The environment that its worker needs; empty: none, or not known."""
+    deaths: int
+    """Workers that were lost while they had it."""
     run_at: float
     lease_until: float | None
     created_at: float
     started_at: float | None
     finished_at: float | None
+
+    @property
+    def suspect(self) -> bool:
+        return self.deaths >= SUSPECT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +107,7 @@ class Swept:
 
     @classmethod
     def of(cls, jobs: Sequence[QueuedJob]) -> Swept:
-        """By the state they are in now."""
+        """Sort jobs by the state they are in now."""
         dead = tuple(job for job in jobs if job.state is JobState.DEAD)
         return cls(requeued=tuple(job for job in jobs if job.state is JobState.QUEUED), dead=dead)
 
@@ -93,6 +115,11 @@ class Swept:
 def backoff_s(attempts: int) -> float:
     """The wait after so many attempts."""
     return min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(attempts - 1, 30))
+
+
+def death_wait_s(deaths: int) -> float:
+    """The wait after so many lost workers: none before the job is a suspect."""
+    return min(MAX_DEATH_WAIT_S, 2.0 ** (deaths - SUSPECT)) if deaths > SUSPECT else 0.0
 
 
 class Queue:
@@ -115,12 +142,15 @@ class Queue:
         max_attempts: int = MAX_ATTEMPTS,
         share: str = "",
         part: str = "",
+        place: str = "",
+        env_id: str = "",
     ) -> int:
         """The job's id. Of jobs with one key there is only ever one: a second call returns the first's id. `share` is
         whose time it takes: shares of one kind take turns. `part` is who of those that use the share: they take turns
-        within it, and all of them together have no more than another share."""
+        within it, and all of them together have no more than another share. `place` names the only worker that may
+        claim it, `env_id` the environment that a worker must have for it."""
         now = self.database.clock()
-        row = _new(kind, payload, key, priority, now, delay_s, max_attempts)
+        row = _new(kind, payload, key, priority, now, delay_s, max_attempts) | {"place": place, "env_id": env_id}
         with self.database.begin() as connection:
             if share:
                 row |= self._turn(kind, share, part, now)
@@ -146,22 +176,41 @@ class Queue:
     def revive(self, job_id: int) -> bool:
         """A dead job gets all its attempts again."""
         dead = (jobs.c.id == job_id) & (jobs.c.state == JobState.DEAD)
-        values = {"state": JobState.QUEUED, "attempts": 0, "run_at": self.database.clock(), "finished_at": None}
+        now = self.database.clock()
+        values = {"state": JobState.QUEUED, "attempts": 0, "deaths": 0, "run_at": now, "finished_at": None}
         return self._change(dead, values)
 
     # ---- doing it ----
 
-    def claim(self, kind: str, worker: str, *, lease_s: float = LEASE_S) -> QueuedJob | None:
-        """The next job of that kind, for this worker alone until the lease is over; None: nothing to do now."""
+    def claim(
+        self,
+        kind: str,
+        worker: str,
+        *,
+        lease_s: float = LEASE_S,
+        suspect: bool = False,
+        environments: Sequence[str] | None = None,
+    ) -> QueuedJob | None:
+        """The next job of that kind, for this worker alone until the lease is over; None: nothing to do now. Suspects
+        are claimed only by who asks for one, and then does nothing else. `environments`: those that the worker has;
+        None: all."""
         now = self.database.clock()
-        values = {"job_kind": kind, "now": now, "holder": worker, "until": now + lease_s}
+        values: dict[str, Any] = {"job_kind": kind, "now": now, "holder": worker, "until": now + lease_s}
+        statement = CLAIM if not suspect and environments is None else _claim(suspect, environments is not None)
+        if environments is not None:
+            values["environments"] = ["", *environments]
         with self.database.single() as connection:
-            row = connection.execute(CLAIM, values).mappings().first()
+            row = connection.execute(statement, values).mappings().first()
         return QueuedJob(**row) if row else None
 
     def heartbeat(self, job: QueuedJob, *, lease_s: float = LEASE_S) -> None:
         """Keeps the lease; raises LeaseLost when there is none to keep."""
         self._held(job, lease_until=self.database.clock() + lease_s)
+
+    def check(self, job: QueuedJob) -> None:
+        """Inside a transaction: raises LeaseLost when the job is no longer this holder's."""
+        if self.holders([job.id]).get(job.id) != job.fence:
+            raise LeaseLost(f"job {job.id} is no longer {job.worker}'s: drop its result")
 
     def finish(self, job: QueuedJob) -> None:
         """Done, once: raises LeaseLost when the job is no longer this holder's."""
@@ -193,16 +242,23 @@ class Queue:
         """Takes jobs from workers whose lease is over, or was at the time given. Write what follows from it in the same
         `begin()` block."""
         now = self.database.clock() if now is None else now
-        return self._take_back((jobs.c.state == JobState.RUNNING) & (jobs.c.lease_until < now), "stopped answering")
+        return self._take_back(_late(now), "stopped answering")
+
+    def late(self, now: float) -> bool:
+        """Whether there is anything to sweep."""
+        return self.database.row(sa.select(jobs.c.id).where(_late(now)).limit(1)) is not None
 
     def release_all(self) -> Swept:
-        """Takes all jobs that run from their workers, to be started again at once: for who knows that all of those are
-        gone. One that was begun for the last time, and took its worker with it each time, is dead."""
-        swept = self._take_back(jobs.c.state == JobState.RUNNING, "is gone")
+        """Queue all running jobs of processes on this database again. Call it only when all of those processes are
+        gone. Jobs that only one of them could do are given up. Workers over HTTP keep theirs."""
+        ours = jobs.c.worker.is_(None) | ~jobs.c.worker.startswith(REMOTE)
+        swept = self._take_back((jobs.c.state == JobState.RUNNING) & ours, "is gone")
+        stray = (jobs.c.state == JobState.QUEUED) & (jobs.c.place != "")
+        given_up = {"state": JobState.DEAD, "reason": "its process is gone", "finished_at": self.database.clock()}
         with self.database.begin() as connection:
-            ids = [job.id for job in swept.requeued]
-            connection.execute(jobs.update().where(jobs.c.id.in_(ids)).values(run_at=self.database.clock()))
-        return swept
+            ids = list(connection.execute(jobs.update().where(stray).values(given_up).returning(jobs.c.id)).scalars())
+            dead = tuple(self.get(job_id) for job_id in ids)
+        return Swept(requeued=swept.requeued, dead=swept.dead + dead)
 
     def _take_back(self, which: sa.ColumnElement[bool], what: str) -> Swept:
         now = self.database.clock()
@@ -210,17 +266,17 @@ class Queue:
         with self.database.begin():
             for row in self.database.rows(_JOBS.where(which).order_by(jobs.c.id).with_for_update(skip_locked=True)):
                 job = QueuedJob(**row)
-                reason = f"worker {job.worker} {what} (attempt {job.attempts} of {job.max_attempts})"
-                self._held(job, **_after_failure(job, reason, now, retry=True))
+                self._held(job, **_after_death(job, f"worker {job.worker} {what}", now))
                 self.database.note(f"jobs:{job.kind}")
                 taken.append(self.get(job.id))
         return Swept.of(taken)
 
     # ---- looking ----
 
-    def due(self) -> list[str]:
-        """Kinds that have a job to be done now."""
+    def due(self, worker: str = "", *, suspects: bool = False) -> list[str]:
+        """Kinds that have a job for this worker now."""
         query = sa.select(jobs.c.kind).where(jobs.c.state == JobState.QUEUED, jobs.c.run_at <= self.database.clock())
+        query = query.where(_calm(not suspects), jobs.c.place.in_(["", worker]))
         return [row["kind"] for row in self.database.rows(query.distinct())]
 
     def holders(self, job_ids: Sequence[int]) -> dict[int, int]:
@@ -233,13 +289,26 @@ class Queue:
         which = (jobs.c.state == JobState.QUEUED) & jobs.c.kind.in_(list(kinds))
         return self._count(which if share is None else which & (jobs.c.share == share))
 
+    def waiting_now(self, kinds: Sequence[str]) -> int:
+        """How many could be claimed at this moment."""
+        due = (jobs.c.state == JobState.QUEUED) & (jobs.c.run_at <= self.database.clock())
+        return self._count(due & jobs.c.kind.in_(list(kinds)))
+
+    def at_work(self, kind: str) -> int:
+        """How many of that kind run now, anywhere."""
+        return self._count(_running(kind, self.database.clock()))
+
     def head(self, kind: str) -> QueuedJob | None:
         """The job that would be claimed next."""
-        row = self.database.row(_HEAD, {"job_kind": kind, "now": self.database.clock()})
+        row = self.database.row(_HEAD, {"job_kind": kind, "now": self.database.clock(), "holder": ""})
         return QueuedJob(**row) if row else None
 
     def running(self, *, limit: int = 100) -> list[QueuedJob]:
         query = _JOBS.where(jobs.c.state == JobState.RUNNING).order_by(jobs.c.id).limit(limit)
+        return [QueuedJob(**row) for row in self.database.rows(query)]
+
+    def held_by(self, worker: str) -> list[QueuedJob]:
+        query = _JOBS.where(jobs.c.state == JobState.RUNNING, jobs.c.worker == worker)
         return [QueuedJob(**row) for row in self.database.rows(query)]
 
     def get(self, job_id: int) -> QueuedJob:
@@ -297,7 +366,7 @@ class Queue:
                 raise LeaseLost(f"job {job.id} is no longer {job.worker}'s: drop its result")
 
     def _change(self, which: sa.ColumnElement[bool], values: dict[str, Any]) -> bool:
-        """Of one job; whether it was there to be changed."""
+        """Change one job. Returns False if there is no such job."""
         with self.database.begin() as connection:
             kind = connection.execute(jobs.update().where(which).values(values).returning(jobs.c.kind)).scalar()
             if kind is not None:
@@ -386,37 +455,54 @@ _HELD = jobs.update().where(
 """Sets what it is executed with, if the claim is still the current one."""
 
 
-def _first(*what: sa.ColumnElement[Any]) -> sa.Select[Any]:
-    return (
+def _late(now: float) -> sa.ColumnElement[bool]:
+    return (jobs.c.state == JobState.RUNNING) & (jobs.c.lease_until < now)
+
+
+def _calm(calm: bool) -> sa.ColumnElement[bool]:
+    return jobs.c.deaths < sa.literal_column(str(SUSPECT)) if calm else jobs.c.deaths >= sa.literal_column(str(SUSPECT))
+
+
+def _first(*what: sa.ColumnElement[Any], suspect: bool = False, filtered: bool = False) -> sa.Select[Any]:
+    found = (
         sa.select(*what)
         .where(jobs.c.state == JobState.QUEUED, jobs.c.kind == sa.bindparam("job_kind"))
-        .where(jobs.c.run_at <= sa.bindparam("now"))
+        .where(jobs.c.run_at <= sa.bindparam("now"), _calm(not suspect))
+        .where((jobs.c.place == "") | (jobs.c.place == sa.bindparam("holder")))
         .order_by(jobs.c.priority.desc(), jobs.c.turn, jobs.c.id)
         .limit(1)
     )
+    return found.where(jobs.c.env_id.in_(sa.bindparam("environments", expanding=True))) if filtered else found
 
 
 _HEAD = _first(*columns(jobs, QueuedJob))
-_next = _first(jobs.c.id).with_for_update(skip_locked=True).scalar_subquery()
 _LINE = sa.select(
     sa.func.count().label("n"),
     sa.func.sum(jobs.c.cost_s).label("cost_s"),
     sa.func.sum(sa.case((jobs.c.cost_s == 0, 1), else_=0)).label("unknown"),
 )
-CLAIM = (
-    jobs.update()
-    .where(jobs.c.id == _next)
-    .values(
-        state=JobState.RUNNING,
-        worker=sa.bindparam("holder"),
-        lease_until=sa.bindparam("until"),
-        started_at=sa.bindparam("now"),
-        attempts=jobs.c.attempts + 1,
-        fence=jobs.c.fence + 1,
+
+
+@functools.cache
+def _claim(suspect: bool, filtered: bool) -> sa.Executable:
+    """One statement, so that nobody comes between the look and the claim."""
+    first = _first(jobs.c.id, suspect=suspect, filtered=filtered)
+    return (
+        jobs.update()
+        .where(jobs.c.id == first.with_for_update(skip_locked=True).scalar_subquery())
+        .values(
+            state=JobState.RUNNING,
+            worker=sa.bindparam("holder"),
+            lease_until=sa.bindparam("until"),
+            started_at=sa.bindparam("now"),
+            attempts=jobs.c.attempts + 1,
+            fence=jobs.c.fence + 1,
+        )
+        .returning(*columns(jobs, QueuedJob))
     )
-    .returning(*columns(jobs, QueuedJob))
-)
-"""One statement, so that nobody comes between the look and the claim."""
+
+
+CLAIM = _claim(False, False)
 
 
 def _new(
@@ -442,6 +528,14 @@ def _after_failure(job: QueuedJob, reason: str, now: float, *, retry: bool) -> d
         wait_s = backoff_s(job.attempts)
         return {"state": JobState.QUEUED, "reason": reason, "run_at": now + wait_s, "lease_until": None}
     return {"state": JobState.DEAD, "reason": reason, "finished_at": now, "lease_until": None}
+
+
+def _after_death(job: QueuedJob, reason: str, now: float) -> dict[str, Any]:
+    deaths = job.deaths + 1
+    values: dict[str, Any] = {"deaths": deaths, "lease_until": None, "attempts": max(0, job.attempts - 1)}
+    if job.place or deaths >= MAX_DEATHS:
+        return values | {"state": JobState.DEAD, "reason": f"{reason} (lost {deaths} times)", "finished_at": now}
+    return values | {"state": JobState.QUEUED, "reason": reason, "run_at": now + death_wait_s(deaths)}
 
 
 def _open(job_id: int) -> sa.ColumnElement[bool]:

@@ -3,6 +3,7 @@
 Guarantees: a submission changes state only along `transition`; matches, ratings, evaluations and events are only ever
 added to; text and JSON from users are capped and checked before they reach a database. Times are seconds since 1970,
 ids are uuid4 in hex, files are named by their sha256. Does not talk to a database: `store` and `jobs` do.
+One file, however long: tables refer to each other, and a migration is read against all of them.
 
 StoreError
 ├── NotFound             no such row
@@ -12,6 +13,7 @@ StoreError
 ├── Busy                 so much waits already that no more is taken: come back later
 ├── KeyRefused           no such key, or expired, revoked, or without the scope
 │   └── ScopeMissing     a live key without the scope
+├── StorageFull          no space is left on the disk
 └── LeaseLost            the job was cancelled, taken over or finished: drop its result
 """
 
@@ -29,7 +31,7 @@ from sqlalchemy import exc
 
 from harena.errors import HarenaError, SpecError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 MAX_NAME = 200
 """Owners, algorithms, environments, file names: longer ones are refused."""
@@ -42,6 +44,10 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 class StoreError(HarenaError):
     """The database's answer was no."""
+
+
+class StorageFull(StoreError):
+    """No space is left on the disk of the database or the files: free some, then try again."""
 
 
 class NotFound(StoreError):
@@ -139,8 +145,8 @@ def transition(state: State, event: Event) -> State:
     return after
 
 
-class Kind(enum.StrEnum):
-    """Of an evaluation. The two never share a board."""
+class SubmissionKind(enum.StrEnum):
+    """How a submission is evaluated. The two kinds never share a board."""
 
     VERIFIED = "verified"
     SELF_REPORTED = "self-reported"
@@ -156,6 +162,8 @@ class Scope(enum.StrEnum):
     READ = "read"
     SUBMIT = "submit"
     HOST = "host"
+    WORKER = "worker"
+    """Claims jobs over HTTP, and sees and ends those that it holds; nothing else."""
     ADMIN = "admin"
     """Implies the others."""
 
@@ -196,11 +204,11 @@ class FinalState(enum.StrEnum):
     """How far a finalist's second evaluation is."""
 
     CHOSEN = "chosen"
-    """By its owner; the finals have not begun."""
+    """The owner chose it; the finals have not begun."""
     QUEUED = "queued"
     DONE = "done"
     FAILED = "failed"
-    """By the agent's own fault."""
+    """It failed by the agent's own fault."""
     VOID = "void"
     """The platform gave up: start the finals again."""
 
@@ -431,7 +439,7 @@ submissions = sa.Table(
     sa.Column("main_file", _Name, nullable=False),
     sa.Column("digest", _Digest, nullable=False),
     sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("kind", EnumText(Kind), nullable=False),
+    sa.Column("kind", EnumText(SubmissionKind), nullable=False),
     sa.Column("state", EnumText(State), nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("warnings", sa.Text, nullable=False, server_default=""),  # one a line
@@ -467,7 +475,7 @@ evaluations = sa.Table(
     metadata,
     sa.Column("id", _Serial, primary_key=True, autoincrement=True),
     sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), nullable=False, index=True),
-    sa.Column("kind", EnumText(Kind), nullable=False),
+    sa.Column("kind", EnumText(SubmissionKind), nullable=False),
     sa.Column("score", sa.Double, nullable=False),
     sa.Column("low", sa.Double),
     sa.Column("high", sa.Double),
@@ -523,7 +531,7 @@ board = sa.Table(
     "board",
     metadata,
     sa.Column("env_id", _Name, primary_key=True),
-    sa.Column("kind", EnumText(Kind), primary_key=True),
+    sa.Column("kind", EnumText(SubmissionKind), primary_key=True),
     sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), primary_key=True),
     sa.Column("algorithm", _Name, primary_key=True),
     sa.Column("submission_id", _Id, sa.ForeignKey("submissions.id"), nullable=False),
@@ -681,6 +689,9 @@ jobs = sa.Table(
     sa.Column("turn", sa.Double, nullable=False, server_default="0"),  # the order in which shares take turns
     sa.Column("cost_s", sa.Double, nullable=False, server_default="0"),  # what it is expected to take
     sa.Column("yielded", sa.Integer, nullable=False, server_default="0"),  # times that it made room for others
+    sa.Column("place", _Name, nullable=False, server_default=""),  # the only process that may claim it; empty: any
+    sa.Column("env_id", _Name, nullable=False, server_default=""),  # the environment that its worker must have
+    sa.Column("deaths", sa.Integer, nullable=False, server_default="0"),  # workers that it was lost with
     _time("run_at"),
     _time("lease_until", nullable=True),
     _time("created_at"),

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from harena.arena.db.models import Kind, State, json_text
+from harena.arena.db.models import State, SubmissionKind, json_text
 from harena.errors import SpecError
 
 MAX_PAGE = 1000
@@ -19,7 +19,7 @@ def page(limit: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class SubmissionRecord:
     id: str
     owner_id: str
     owner: str
@@ -31,17 +31,17 @@ class Submission:
     """Sent without a key: who shows the client's id is its owner."""
     main_file: str
     digest: str
-    """Of the code, in the file store."""
+    """Digest of the code in the file store."""
     version: int
     """Counts from 1 for each owner, environment and algorithm."""
-    kind: Kind
+    kind: SubmissionKind
     state: State
     reason: str
     """Why it was rejected or failed, for its owner."""
     warnings: str
-    """For its owner, one a line."""
+    """Warnings for its owner, one per line."""
     log_digest: str | None
-    """Of the log, in the file store. For its owner only."""
+    """Digest of the log in the file store. Only the owner may read the log."""
     job_id: int | None
     score: float | None
     """What stands on the board. A platform fault in a later evaluation does not take it away."""
@@ -69,10 +69,10 @@ class EvaluationOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class EvaluationRecord:
     id: int
     submission_id: str
-    kind: Kind
+    kind: SubmissionKind
     score: float
     low: float | None
     high: float | None
@@ -82,11 +82,11 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoardEntry:
+class BoardRecord:
     """A line of a board: the best of an owner's submissions of one algorithm."""
 
     env_id: str
-    kind: Kind
+    kind: SubmissionKind
     owner: str
     algorithm: str
     submission_id: str
@@ -122,10 +122,10 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quota:
+class DefaultQuota:
     """What the host allows an owner who has no numbers of their own. None: no limit."""
 
     per_day: int | None = 100
-    """By UTC days."""
+    """The limit for each UTC day."""
     at_once: int | None = 10
     """Received, checked, queued or running."""

@@ -17,8 +17,8 @@ from harena.arena.db.records import MAX_PAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Season:
-    """Without its secret: `season_secret` and `revealed_secret` have it."""
+class SeasonRecord:
+    """A season without its secret, which `secret` and `revealed_secret` return."""
 
     id: int
     env_id: str
@@ -36,7 +36,7 @@ class SeasonRepository:
 
     def start(
         self, env_id: str, name: str, *, secret: bytes | None = None, final_secret: bytes | None = None
-    ) -> Season:
+    ) -> SeasonRecord:
         """At most one runs in an environment. Give secrets only to repeat a season."""
         values = {
             "env_id": env_id,
@@ -53,46 +53,47 @@ class SeasonRepository:
             season_id = connection.execute(seasons.insert().values(values).returning(seasons.c.id)).scalar_one()
             return self.get(season_id)
 
-    def freeze(self, season_id: int, *, frozen: bool = True) -> Season:
+    def freeze(self, season_id: int, *, frozen: bool = True) -> SeasonRecord:
         return self._change_season(season_id, frozen=frozen)
 
-    def end(self, season_id: int) -> Season:
+    def end(self, season_id: int) -> SeasonRecord:
         return self._change_season(season_id, frozen=True, ended_at=self._database.clock())
 
-    def get(self, season_id: int) -> Season:
+    def get(self, season_id: int) -> SeasonRecord:
         row = self._database.row(_SEASONS.where(seasons.c.id == season_id))
         if row is None:
             raise NotFound(f"no season {season_id}")
-        return Season(**row)
+        return SeasonRecord(**row)
 
-    def live(self, env_id: str) -> Season | None:
+    def live(self, env_id: str) -> SeasonRecord | None:
         row = self._database.row(_SEASONS.where(seasons.c.env_id == env_id, seasons.c.ended_at.is_(None)))
-        return Season(**row) if row else None
+        return SeasonRecord(**row) if row else None
 
-    def all(self, env_id: str | None = None) -> list[Season]:
+    def all(self, env_id: str | None = None) -> list[SeasonRecord]:
         """Newest first, of one environment or of all."""
         query = _SEASONS if env_id is None else _SEASONS.where(seasons.c.env_id == env_id)
-        return [Season(**row) for row in self._database.rows(query.order_by(seasons.c.id.desc()).limit(MAX_PAGE))]
+        return [SeasonRecord(**row) for row in self._database.rows(query.order_by(seasons.c.id.desc()).limit(MAX_PAGE))]
 
     def secret(self, season_id: int) -> bytes:
-        """For the platform only: whoever has it knows the hidden seeds."""
+        """Return the secret, for the platform only: it determines the hidden seeds."""
         row = self._database.row(sa.select(seasons.c.secret).where(seasons.c.id == season_id))
         if row is None:
             raise NotFound(f"no season {season_id}")
         return row["secret"]
 
     def final_secret(self, season_id: int) -> bytes | None:
-        """For the platform only: the finals' seeds follow from it. None: the season ended before there were finals."""
+        """Return the secret that determines the seeds of the finals, for the platform only. None if the season
+        ended before there were finals."""
         row = self._database.row(sa.select(seasons.c.final_secret).where(seasons.c.id == season_id))
         if row is None:
             raise NotFound(f"no season {season_id}")
         return row["final_secret"]
 
     def revealed_secret(self, season_id: int) -> bytes | None:
-        """For everybody: None until the season has ended."""
+        """Return the secret for everybody to see. None until the season has ended."""
         return self.secret(season_id) if self.get(season_id).ended_at is not None else None
 
-    def _change_season(self, season_id: int, **values: Any) -> Season:
+    def _change_season(self, season_id: int, **values: Any) -> SeasonRecord:
         running = (seasons.c.id == season_id) & seasons.c.ended_at.is_(None)
         with self._database.begin() as connection:
             if connection.execute(seasons.update().where(running).values(values)).rowcount == 0:
@@ -100,4 +101,4 @@ class SeasonRepository:
             return self.get(season_id)
 
 
-_SEASONS = sa.select(*columns(seasons, Season))
+_SEASONS = sa.select(*columns(seasons, SeasonRecord))

@@ -5,8 +5,7 @@
         store.submissions.rank(...)
         store.events.publish(...)
 
-Each repository has the SQL of its tables. Standings, tournaments, benches, draws and finalists have theirs in the
-modules of the same names, which use `store.database`.
+All SQL is in the repositories.
 """
 
 from __future__ import annotations
@@ -18,18 +17,24 @@ from typing import Literal
 
 import sqlalchemy as sa
 
-from harena.arena.db.boards import BoardRepository
+from harena.arena.db.accounts.keys import KeyRepository
+from harena.arena.db.accounts.owners import OwnerRepository
+from harena.arena.db.accounts.quotas import QuotaRepository
 from harena.arena.db.database import Database
 from harena.arena.db.environments import EnvironmentRepository
 from harena.arena.db.events import EventRepository
+from harena.arena.db.exports import ExportRepository
 from harena.arena.db.jobs import Queue
-from harena.arena.db.keys import KeyRepository
-from harena.arena.db.matches import MatchRepository
-from harena.arena.db.owners import OwnerRepository
-from harena.arena.db.quotas import QuotaRepository
-from harena.arena.db.ratings import RatingRepository
+from harena.arena.db.ladder.matches import MatchRepository
+from harena.arena.db.ladder.ratings import RatingRepository
+from harena.arena.db.ladder.roster import RosterRepository
+from harena.arena.db.ladder.standings import StandingRepository
+from harena.arena.db.ladder.tournaments import TournamentRepository
+from harena.arena.db.results.boards import BoardRepository
+from harena.arena.db.results.draws import DrawRepository
+from harena.arena.db.results.finalists import FinalistRepository
+from harena.arena.db.results.submissions import SubmissionRepository
 from harena.arena.db.seasons import SeasonRepository
-from harena.arena.db.submissions import SubmissionRepository
 
 
 class Store:
@@ -60,6 +65,12 @@ class Store:
             quotas=self.quotas,
             events=self.events,
         )
+        self.roster = RosterRepository(database, self.submissions, self.events)
+        self.standings = StandingRepository(database)
+        self.tournaments = TournamentRepository(database)
+        self.draws = DrawRepository(database)
+        self.finalists = FinalistRepository(database)
+        self.exports = ExportRepository(database)
         self.jobs = Queue(database)
 
     def clock(self) -> float:
@@ -70,7 +81,7 @@ class Store:
         return self.database.begin()
 
     def hold(self) -> None:
-        """Raises DatabaseInUse while another process serves the database; see `Database.hold`."""
+        """Raises DatabaseInUse while a matchmaker leads; see `Database.hold`."""
         self.database.hold()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """What a new arena shows until its host has content of their own: three environments, and agents of
 different strength.
 
-Loaded once, into an arena without environments; `harena up --no-demo` leaves it out. The agents in the folders beside
-this file are also what environment pages give newcomers to copy.
+Loaded once, into an arena without environments; `harena up --no-demo` leaves the agents out. The agents in
+the folders beside this file are also what environment pages give newcomers to copy.
 """
 
 from __future__ import annotations
@@ -99,18 +99,18 @@ EXHIBITS = (
 )
 
 
-def load(arena: Arena) -> bool:
-    """Whether it was loaded: not into an arena that has environments."""
+def load(arena: Arena, *, agents: bool = True) -> bool:
+    """Whether it was loaded: not into an arena that has environments. Without `agents`, the environments alone."""
     if arena.store.environments.all(enabled_only=False):
         return False
     # A name that has had a key is nobody's without one.
-    for owner in OWNERS:
+    for owner in OWNERS if agents else ():
         key, _ = arena.store.keys.create(owner, [Scope.READ], label="keeps the name")
         arena.store.keys.revoke(key.id)
     for exhibit in EXHIBITS:
         sample = _source(exhibit.folder, exhibit.sample).decode()
         arena.put_environment(exhibit.env_id, settings={**exhibit.settings, "sample_agent": sample})
-        for owner, (file, algorithm) in zip(OWNERS, exhibit.agents.items(), strict=False):
+        for owner, (file, algorithm) in zip(OWNERS, exhibit.agents.items() if agents else (), strict=False):
             upload = Upload(name=file, data=_source(exhibit.folder, file))
             arena.submissions.submit([upload], owner=owner, env_id=exhibit.env_id, algorithm=algorithm)
     return True

@@ -2,8 +2,9 @@
 the hub only says that there is more.
 
 Guarantees: every event that was committed after `start` is handed on once and in order to each listener and to each
-subscription that keeps up; one that does not gets a "reset" and reads the table again. Events of this process are seen
-at once, those of others within POLL_S. Frames of running matches are in memory only: a restart forgets them.
+subscription that keeps up; one that does not gets a "reset" and reads the table again. Events are seen at once, also
+those of other processes on PostgreSQL, where a commit notifies all; whatever gets lost is found within POLL_S.
+Frames of running matches are in memory only: a restart forgets them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from harena.arena.db.database import Changes, log_failure
+from harena.arena.db.database import Changes, log_failure, touches
 from harena.arena.db.events import EventNotice
 from harena.arena.db.records import MAX_PAGE
 from harena.arena.db.store import Store
@@ -27,7 +28,7 @@ MAX_WAITING = 1000
 MAX_TOPICS = 50_000
 """Whose versions are remembered one by one."""
 MAX_FRAMES = 5000
-"""Of one match: the latest are kept."""
+"""How many frames of a match are kept, the latest ones."""
 MAX_LIVE = 64
 """Matches with frames: the latest are kept."""
 RESET = "reset"
@@ -125,7 +126,8 @@ class Hub:
         return subscription
 
     def add_listener(self, callback: Callable[[EventNotice], object]) -> Callable[[], None]:
-        """For every notice of every topic, called by the hub's thread: it must be quick. Returns what ends that."""
+        """Call `callback` for every notice of every topic, in the hub's thread, so it must be quick. Returns a
+        function that removes it."""
         with self._lock:
             self._listeners += (callback,)
 
@@ -188,7 +190,7 @@ class Hub:
     # ---- the thread ----
 
     def _committed(self, changes: Changes) -> None:
-        if "events" in changes:
+        if touches(changes, "events"):
             self._bell.set()
 
     def _run(self) -> None:

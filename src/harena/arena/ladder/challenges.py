@@ -4,9 +4,9 @@ bounded number of them open, so that nobody else waits long. Who may challenge f
 
 from __future__ import annotations
 
-from harena.arena.db.matches import MatchRecord
+from harena.arena.db.ladder.matches import MatchRecord
 from harena.arena.db.models import EnvironmentKind, MatchKind, QuotaExceeded, State
-from harena.arena.db.records import Submission
+from harena.arena.db.records import SubmissionRecord
 from harena.arena.db.store import Store
 from harena.arena.ladder.matches import MatchService
 from harena.errors import SpecError
@@ -45,7 +45,7 @@ class Challenges:
                 for game in range(games)
             ]
 
-    def _agent(self, submission_id: str) -> Submission:
+    def _agent(self, submission_id: str) -> SubmissionRecord:
         submission = self._store.submissions.get(submission_id)
         if self._store.environments.get(submission.env_id).kind is not EnvironmentKind.LADDER:
             raise SpecError(f"{submission.env_id} has no opponents: challenges are for games of several seats")
@@ -53,7 +53,7 @@ class Challenges:
             raise SpecError(f"submission {submission_id} is not on the ladder: only agents that are can play")
         return submission
 
-    def _check_quota(self, mine: Submission, games: int) -> None:
+    def _check_quota(self, mine: SubmissionRecord, games: int) -> None:
         still_open = self._store.matches.open_challenges(mine.owner_id)
         if still_open + games > MAX_OPEN:
             raise QuotaExceeded(

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harena.arena.db.matches import MatchRecord, RatedResult
-from harena.arena.db.ratings import StoredRating
+from harena.arena.db.ladder.matches import MatchRecord, RatedResult
+from harena.arena.db.ladder.ratings import StoredRating
 from harena.arena.db.store import Store
-from harena.arena.ladder import ratings, roster
+from harena.arena.ladder import ratings
 from harena.arena.ladder.ratings import RatedOutcome, Rating, RatingModel
 from harena.arena.ladder.roster import RosterAgent
 from harena.arena.settings import EnvironmentSettings
@@ -27,7 +27,7 @@ TAKE_UP = 10_000
 
 @dataclass(slots=True)
 class GameTally:
-    """Of one agent's rated games."""
+    """Counts the rated games of one agent."""
 
     wins: int = 0
     draws: int = 0
@@ -35,7 +35,7 @@ class GameTally:
 
 
 class Fold:
-    """Of one season. Not for several threads at once."""
+    """Folds the matches of one season into ratings. Must be used by one thread at a time."""
 
     def __init__(self, store: Store, env_id: str, season_id: int) -> None:
         """Takes it up where the database says it is."""
@@ -89,7 +89,7 @@ class Fold:
 
     def _forget(self) -> None:
         self.number = 0
-        """Of the last match that counts."""
+        """Number of the last match that is included."""
         self.ratings: dict[str, Rating] = {}
         self.log: list[RatedOutcome] = []
         self.tallies: defaultdict[str, GameTally] = defaultdict(GameTally)
@@ -99,10 +99,10 @@ class Fold:
     def _meet(self, results: Sequence[RatedResult]) -> None:
         unknown = {agent for result in results for agent in result.agents} - self._agents.keys()
         if unknown:
-            self._agents |= roster.agents(self._store, unknown)
+            self._agents |= self._store.roster.agents(unknown)
 
     def _results(self, up_to: int) -> Iterator[RatedResult]:
-        """From the start of the log."""
+        """Yield results from the start of the log."""
         while results := self._store.matches.results(
             self.env_id, season_id=self.season_id, after=self.number, up_to=up_to, limit=TAKE_UP
         ):
@@ -150,7 +150,7 @@ class FromNothing(Fold):
 
     def _take_up(self) -> None:
         self.history: list[StoredRating] = []
-        """In the order of the matches, then of the submissions' ids."""
+        """Ratings after each match, in the order of the matches and then of the submission ids."""
         for result in self._results(self._store.matches.settled_up_to(self.env_id, season_id=self.season_id)):
             after = self.apply(result)
             self.history += [

@@ -12,28 +12,25 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import sqlalchemy as sa
-
 from harena.arena.db.events import EventNotice
 from harena.arena.db.files import FileStore
 from harena.arena.db.jobs import Queue, QueuedJob, share_of
-from harena.arena.db.matches import MatchRecord, Seated
-from harena.arena.db.models import Conflict, JobState, MatchKind, MatchState, environments, jobs, matches
+from harena.arena.db.ladder.matches import MatchRecord, Seated
+from harena.arena.db.models import Conflict, MatchKind, MatchState
 from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
 from harena.arena.queue import kinds
 from harena.arena.queue.workers import Commit
 from harena.arena.settings import EnvironmentSettings
 from harena.arena.submissions.evaluate import EvaluationCancelled
-from harena.arena.submissions.service import Submissions
+from harena.arena.submissions.service import Submissions, expect
+from harena.arena.work.orders import Answer, BadAnswer, MatchOrder, Order, PlayedMatch
 from harena.errors import SpecError
 from harena.match.replay import format as replay_format
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
-from harena.match.run.protocol import wait
 from harena.match.run.runner import Runner
 
 JOB = kinds.MATCH.name
-POLL_S = 0.2
 FINISHED = "finished"
 """The kind of the event of a match that has ended, however it ended."""
 _STATES = {MatchStatus.FINISHED: MatchState.FINISHED, MatchStatus.TIMEOUT: MatchState.TIMEOUT}
@@ -41,7 +38,7 @@ _STATES = {MatchStatus.FINISHED: MatchState.FINISHED, MatchStatus.TIMEOUT: Match
 
 class MatchService:
     def __init__(
-        self, store: Store, queue: Queue, files: FileStore, hub: Hub, runner: Runner, submissions: Submissions
+        self, store: Store, queue: Queue, files: FileStore, hub: Hub, runner: Runner | None, submissions: Submissions
     ) -> None:
         self._store = store
         self._queue = queue
@@ -53,8 +50,9 @@ class MatchService:
 
     @property
     def at_once(self) -> int:
-        """As many as can be played."""
-        return self._runner.workers
+        """Return how many matches can be played at once: here, or elsewhere as far as is seen."""
+        here = self._runner.workers if self._runner is not None else 1
+        return max(here, self._queue.at_work(JOB) + 1)
 
     def create(
         self,
@@ -81,22 +79,35 @@ class MatchService:
                 tournament_id=tournament_id,
                 pairing=pairing,
             )
-            self._queue.enqueue(JOB, {"match_id": match.id}, key=_key(match.id), share=self._share(match))
+            self._queue.enqueue(
+                JOB, {"match_id": match.id}, key=_key(match.id), share=self._share(match), env_id=env_id
+            )
             self._tell(match, "scheduled")
             return match
 
-    def play(self, job: QueuedJob, cancelled: Callable[[], bool]) -> Commit:
-        """The handler of its job."""
+    def order(self, job: QueuedJob) -> Order | Commit:
+        """How the match of a job is to be played."""
         match = self._store.matches.get(job.payload["match_id"])
         if match.state is not MatchState.SCHEDULED:
             return lambda: None
-        if job.attempts > 1:
+        if job.attempts > 1 or job.deaths:
             self._hub.end_frames(match.id)  # what the attempt before has shown
-        spec = play_spec(self._store, self._submissions, match)
-        handle = self._runner.submit(spec, lambda event: self._hub.frame(match.id, public(event)))
-        result = wait(handle, cancelled, POLL_S)[0]
+        return MatchOrder(spec=play_spec(self._store, self._submissions, match))
+
+    def settle(self, job: QueuedJob, played: Answer) -> Commit:
+        """What follows from how it was played."""
+        match, result = self._store.matches.get(job.payload["match_id"]), expect(played, PlayedMatch).result
+        if (result.match_id, result.environment, result.seed) != (match.id, match.env_id, match.seed):
+            raise BadAnswer("the result of another match")
+        if len(result.seats) != len(match.seats) or (result.winner or 0) not in range(len(match.seats)):
+            raise BadAnswer("a result with other seats than the match")
         end = self._end(result)
         return lambda: self._finish(match.id, **end)
+
+    def on_frame(self, job: QueuedJob) -> Callable[[dict[str, Any]], object]:
+        """Shows what a running match tells to those who watch it."""
+        match_id = job.payload["match_id"]
+        return lambda event: self._hub.frame(match_id, public(event))
 
     def void(self, match_id: str, reason: str) -> None:
         """The platform could not play it. Nothing happens to one that has ended."""
@@ -107,7 +118,7 @@ class MatchService:
         self.void(job.payload["match_id"], f"the platform could not play it: {job.reason}")
 
     def cancel(self, open_: Sequence[MatchRecord], reason: str) -> None:
-        """With their jobs. Whoever plays one of them drops it."""
+        """Cancel matches and their jobs. A worker that is playing one of them drops it."""
         with self._store.begin():
             for match in open_:
                 job = self._queue.find(_key(match.id))
@@ -117,15 +128,9 @@ class MatchService:
 
     def sweep(self) -> None:
         """Voids open matches that no job will play, because somebody cancelled it."""
-        at_hand = sa.exists().where(
-            jobs.c.key == sa.literal(_key("")) + matches.c.id, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
-        )
-        # Every one by name, because the index starts with it.
-        somewhere = matches.c.env_id.in_(sa.select(environments.c.env_id))
-        stray = sa.select(matches.c.id).where(somewhere, matches.c.state == MatchState.SCHEDULED, ~at_hand)
         with self._store.begin():
-            for row in self._store.database.rows(stray):
-                self.void(row["id"], "its job was called off")
+            for match_id in self._store.matches.stray(_key("")):
+                self.void(match_id, "its job was called off")
 
     # ---- parts ----
 
@@ -234,7 +239,8 @@ def public_replay(replay: bytes) -> bytes:
     statuses = [status for status, _ in record.seats]
     reason = public_reason(record.reason, list(zip(record.agents, statuses, strict=True)))
     seats = tuple((status, "") for status in statuses)
-    return replay_format.encode(dataclasses.replace(record, reason=reason, seats=seats))
+    images = tuple(image.rpartition("@")[2] for image in record.images)  # a name would say where to get its code
+    return replay_format.encode(dataclasses.replace(record, reason=reason, seats=seats, images=images))
 
 
 def _platform_fault(result: MatchResult) -> str:

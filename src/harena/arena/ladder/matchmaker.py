@@ -2,7 +2,8 @@
 
 Guarantees: no more matches are open than can be played at once, and two while submissions wait: one that is played and
 the next; ratings follow the order of the matches, whoever ended first, and survive any restart; a board is fitted at
-most twice a second. One thread of one process does it: `pairing`, `ratings` and `fold` decide, this acts.
+most twice a second. One thread of one process does it: `pairing`, `ratings` and `fold` decide, this acts. Of several
+processes on one database one leads; another takes over within TICK_S when it ends or loses its connection.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from harena.arena.db.database import log_failure
-from harena.arena.db.environments import Environment
+from harena.arena.db.environments import EnvironmentRecord
 from harena.arena.db.events import EventNotice
 from harena.arena.db.jobs import Queue
-from harena.arena.db.matches import MatchRecord
+from harena.arena.db.ladder.matches import MatchRecord
+from harena.arena.db.ladder.roster import RosterAgent
 from harena.arena.db.models import Conflict, EnvironmentKind, MatchKind
-from harena.arena.db.seasons import Season
+from harena.arena.db.seasons import SeasonRecord
 from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
 from harena.arena.ladder import pairing, roster
@@ -40,7 +42,7 @@ TICK_S = 1.0
 """Between two looks without news: for upkeep, and for what other processes wrote."""
 REFIT_S = 0.5
 REFIT_SHARE = 0.2
-"""Of the time that fitting boards may take, however long the log is."""
+"""Largest share of the time that fitting boards may take, however long the log is."""
 RECENT = 500
 """Matches that pairing looks back on."""
 _TOPICS = ("matches:", "submission:", "tournament:", "board:")
@@ -71,10 +73,13 @@ class Matchmaker:
         self._ladders: dict[int, _Ladder] = {}
         self._bell = threading.Event()
         self._news = True
-        """Of who plays, not only of matches."""
+        """True if the set of players has changed, not only their matches."""
         self._ending = False
         self._thread: threading.Thread | None = None
         self._swept_at = -TICK_S
+        self._leadership = store.database.leadership
+        self.leads = False
+        """Whether this process is the one that makes matches."""
         self._hub = hub
         self._stop_listening: Callable[[], None] = lambda: None
 
@@ -93,6 +98,8 @@ class Matchmaker:
 
     def settle(self) -> None:
         """Brings ratings and boards up to date with what has ended. After `stop`, and after the last match."""
+        if self._thread is None or not self._take_lead():
+            return
         for ladder in self._live_ladders():
             ladder.refit_at = 0.0
             self._settle(ladder, news=True)
@@ -130,11 +137,22 @@ class Matchmaker:
         while not self._ending:
             self._bell.clear()
             try:
-                self.step()
+                if self._take_lead():
+                    self.step()
             except Exception as error:
                 log_failure(_log, "the matchmaker failed and will try again", error)
                 time.sleep(TICK_S)
             self._bell.wait(self._pause_s())
+
+    def _take_lead(self) -> bool:
+        leads = self._leadership.lead()
+        if leads and not self.leads:  # another may have led since
+            self._ladders.clear()
+            self._news = True
+        if leads != self.leads:
+            _log.info("this process %s", "makes the matches from now on" if leads else "does not make the matches")
+        self.leads = leads
+        return leads
 
     def _pause_s(self) -> float:
         due = [ladder.refit_at - time.monotonic() for ladder in self._ladders.values() if ladder.stale]
@@ -161,7 +179,7 @@ class Matchmaker:
         self._ladders = ladders
         return list(ladders.values())
 
-    def _open(self, environment: Environment, season: Season) -> _Ladder | None:
+    def _open(self, environment: EnvironmentRecord, season: SeasonRecord) -> _Ladder | None:
         try:
             return _Ladder(self._store, self._matches, self._standings, environment, season, self._rng)
         except HarenaError:
@@ -179,15 +197,15 @@ class Matchmaker:
 
 
 class _Ladder:
-    """Of one season."""
+    """State of one ladder in one season."""
 
     def __init__(
         self,
         store: Store,
         matches: MatchService,
         standings: Standings,
-        environment: Environment,
-        season: Season,
+        environment: EnvironmentRecord,
+        season: SeasonRecord,
         rng: random.Random,
     ) -> None:
         self.environment, self.season_id = environment, season.id
@@ -196,13 +214,13 @@ class _Ladder:
         self._standings = standings
         self._rng = rng
         self._settings = EnvironmentSettings.parse(environment.settings)
-        self._rules = pairing.Rules(
+        self._rules = pairing.PairingRules(
             seats=registry.make(environment.env_id).seats,
             provisional_games=self._settings.provisional_games,
             owners_meet=self._settings.owners_meet,
         )
         self._fold = Fold(store, environment.env_id, season.id)
-        self._agents: list[roster.RosterAgent] = []
+        self._agents: list[RosterAgent] = []
         self._benched: set[str] = set()
         self._made_at = 0.0
         self._recent: deque[tuple[str, ...]] = deque(maxlen=RECENT)
@@ -255,7 +273,7 @@ class _Ladder:
     # ---- parts ----
 
     def _remember(self) -> None:
-        """From the match log, after a restart."""
+        """Restore the state from the match log after a restart."""
         env_id = self.environment.env_id
         latest = self._store.matches.where(env_id=env_id, season_id=self.season_id, kind=MatchKind.LADDER, limit=RECENT)
         for match in reversed(latest):
@@ -278,7 +296,7 @@ class _Ladder:
         target = self._settings.games_target
         return {agent.submission_id for agent in self._agents if self._ended[agent.submission_id] < target}
 
-    def _candidate(self, agent: roster.RosterAgent) -> pairing.Candidate:
+    def _candidate(self, agent: RosterAgent) -> pairing.Candidate:
         key = agent.submission_id
         return pairing.Candidate(
             agent=key,
@@ -292,8 +310,8 @@ class _Ladder:
     def _look(self) -> None:
         """Who plays here."""
         self._looked_at = time.monotonic()
-        agents = roster.playing(roster.live(self._store, self.season_id), self._settings.agents_per_owner)
-        benched = roster.all_benched(self._store, env_id=self.environment.env_id)
+        agents = roster.playing(self._store.roster.live(self.season_id), self._settings.agents_per_owner)
+        benched = self._store.roster.all_benched(env_id=self.environment.env_id)
         self._benched = {bench.submission_id for bench in benched}
         self.stale = self.stale or agents != self._agents
         self._agents = agents
@@ -303,10 +321,10 @@ class _Ladder:
         failed = {seat.submission_id for match in folded for seat in match.seats if seat.status != SeatStatus.OK.value}
         some = False
         for agent in sorted(failed):
-            reason = pairing.bench_rule(roster.behaviour(self._store, agent))
-            if reason is not None and roster.benched(self._store, agent) is None:
+            reason = pairing.bench_rule(self._store.roster.behaviour(agent, pairing.FAULT_WINDOW))
+            if reason is not None and self._store.roster.benched(agent) is None:
                 _log.info("agent %s is benched: %s", agent, reason)
-                roster.bench(self._store, agent, reason)
+                self._store.roster.bench(agent, reason)
                 some = True
         return some
 

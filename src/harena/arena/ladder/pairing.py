@@ -31,7 +31,7 @@ FAULT_WINDOW = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class PairingRules:
     seats: int = 2
     provisional_games: int = 10
     window: float = 2.0
@@ -62,7 +62,7 @@ class Rules:
         return self.patience_rounds * math.ceil(agents / self.seats)
 
 
-RULES = Rules()
+RULES = PairingRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Reason(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderPairing:
     agents: tuple[str, ...]
-    """In seat order, which is drawn."""
+    """The agents in seat order; the order is drawn at random."""
     sought: str
     """The agent that the match was made for."""
     reason: Reason
@@ -100,7 +100,7 @@ def choose(
     *,
     rng: random.Random,
     now: float,
-    rules: Rules = RULES,
+    rules: PairingRules = RULES,
     needy: Collection[str] | None = None,
 ) -> LadderPairing | None:
     """The next match; None when no table can be filled now. `recent`: the agents of the last matches that were created,
@@ -137,7 +137,7 @@ def _last_tables(recent: Sequence[tuple[str, ...]]) -> dict[str, int]:
 
 
 def _by_need(
-    free: Sequence[Candidate], starving: Callable[[Candidate], bool], *, rng: random.Random, rules: Rules
+    free: Sequence[Candidate], starving: Callable[[Candidate], bool], *, rng: random.Random, rules: PairingRules
 ) -> list[tuple[Reason, Candidate]]:
     waiting = [one for one in free if starving(one)]
     others = [one for one in free if not starving(one)]
@@ -160,7 +160,7 @@ def _table(
     rematch: Callable[[str, str], bool],
     *,
     rng: random.Random,
-    rules: Rules,
+    rules: PairingRules,
 ) -> list[str] | None:
     table = [sought]
     for one in _by_fit(sought, free, rematch, rng=rng, rules=rules):
@@ -175,7 +175,7 @@ def _by_fit(
     rematch: Callable[[str, str], bool],
     *,
     rng: random.Random,
-    rules: Rules,
+    rules: PairingRules,
 ) -> list[Candidate]:
     """Within reach, in random order; then the others, the nearest first; last, those it has just met."""
     reach = rules.window / (1 - rng.random()) ** rules.tail
@@ -189,7 +189,7 @@ def _by_fit(
     return [one for *_, one in sorted(ranked, key=lambda row: row[:3])]
 
 
-def _may_meet(one: Candidate, other: Candidate, rules: Rules) -> bool:
+def _may_meet(one: Candidate, other: Candidate, rules: PairingRules) -> bool:
     if one.agent == other.agent:
         return False
     if not rules.versions_meet and one.lineage and one.lineage == other.lineage:

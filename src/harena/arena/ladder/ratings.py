@@ -31,7 +31,7 @@ from harena.errors import SpecError
 SCALE = 400 / math.log(10)
 """Board points in one unit of log odds: 400 points are odds of ten to one, as in Elo."""
 MEAN = 1500.0
-"""Of the strengths of a field; they have no zero of their own."""
+"""Mean of the strengths of all agents. Only differences between strengths have a meaning."""
 SPREAD = 2.0
 """Log odds; 347 points. The standard deviation of strengths in a field, as far as its results do not tell."""
 SPREAD_AGENTS = 2.0
@@ -52,11 +52,11 @@ class RatedOutcome:
     """One row of the match log. A match without a result (void, cancelled) has none."""
 
     number: int
-    """Of the match, in order of creation."""
+    """Number of the match, in order of creation."""
     agents: tuple[str, ...]
     """Their ids, in seat order."""
     ranks: tuple[int, ...]
-    """By seat: the lower the better, the same for a draw. `ranks_of` makes them of scores."""
+    """The rank of each seat: lower is better, equal is a draw. `ranks_of` makes them from scores."""
     rated: bool = True
     """False for challenges: such a row changes nothing."""
 
@@ -101,13 +101,13 @@ class RatingModel(Protocol):
 
     @property
     def start(self) -> Rating:
-        """Of an agent nobody knows."""
+        """Return the rating of an unknown agent."""
         ...
 
     def update(self, before: Sequence[Rating], ranks: Sequence[int]) -> list[Rating]: ...
 
     def inherit(self, parent: Rating) -> Rating:
-        """Of a new version, which has played no game itself."""
+        """Return the rating of a new version that has not played yet."""
         ...
 
     @staticmethod
@@ -153,7 +153,7 @@ class PlackettLuce:
 
 
 class Elo:
-    """For those who want the well-known number. At larger tables each pair counts K/(n-1)."""
+    """The well-known rating. In matches of n players, each pair counts K/(n-1)."""
 
     def __init__(self, *, k: float = 32.0) -> None:
         if not 0 < k <= 400:
@@ -187,7 +187,7 @@ class Elo:
 
 
 SYSTEMS: dict[str, type[RatingModel]] = {"plackett-luce": PlackettLuce, "elo": Elo}
-"""By the name that an environment's settings give. Stored ratings do not say which one made them."""
+"""Rating systems by the name that an environment's settings give. Stored ratings do not say which one made them."""
 
 
 def points(mu: float, sigma: float) -> tuple[float, float]:
@@ -211,7 +211,7 @@ class RatingLadder:
 
     @property
     def ratings(self) -> dict[str, Rating]:
-        """Of all who have played a rated match."""
+        """Return the ratings of all agents that have played a rated match."""
         return dict(self._ratings)
 
     @property
@@ -304,7 +304,7 @@ class RatingEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatingBoard:
     entries: tuple[RatingEntry, ...]
-    """By strength, the strongest first."""
+    """Entries by strength, the strongest first."""
     components: tuple[tuple[str, ...], ...]
     """Agents that a chain of results connects, the largest component first. With more than one, each has its mean at
     1500 and nothing says which is stronger: ranks are within a component, and the intervals outside of the largest
@@ -441,8 +441,8 @@ def _information(total: Matrix, expected: Matrix, spread: float) -> Matrix:
 
 
 def _centred(covariance: Matrix, members: list[int]) -> Matrix:
-    """Of strengths relative to the mean of `members`. How unsure that mean itself is, the results cannot tell and
-    nobody asks: with it, the intervals would be too wide."""
+    """Return the covariance of strengths relative to the mean of `members`. How unsure that mean itself is, the results
+    cannot tell and nobody asks: with it, the intervals would be too wide."""
     covariance = covariance - covariance[members].mean(axis=0)
     return covariance - covariance[:, members].mean(axis=1, keepdims=True)
 

@@ -9,15 +9,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from harena.arena.db.ladder.ratings import StoredRating
+from harena.arena.db.ladder.standings import BoardStanding
 from harena.arena.db.models import BoardKind, TournamentState
-from harena.arena.db.ratings import StoredRating
 from harena.arena.db.records import MAX_PAGE
-from harena.arena.db.seasons import Season
+from harena.arena.db.seasons import SeasonRecord
 from harena.arena.db.store import Store
-from harena.arena.ladder import roster
 from harena.arena.ladder.fold import FromNothing
-from harena.arena.ladder.standings import BoardStanding, Standings, ladder_lines
-from harena.arena.ladder.tournaments import finals_of
+from harena.arena.ladder.standings import Standings, ladder_lines
 from harena.arena.seasons.service import final_lines
 
 
@@ -28,7 +27,7 @@ class Rebuilt:
     matches: int
     """Rated ones, with a result."""
     behind: int
-    """Of these, matches at the end that stored ratings do not follow yet: the next start takes them in."""
+    """How many of these matches, at the end, the stored ratings do not include yet. The next start includes them."""
     rating: str
     """The first stored rating that is another, in words; empty: none is."""
     line: str
@@ -41,7 +40,7 @@ class Rebuilt:
 
 
 def rebuild(store: Store, env_id: str, season_id: int, *, check: bool = False) -> Rebuilt:
-    """With `check` nothing is changed."""
+    """Compute all ratings again from the log. If `check` is set, nothing is changed."""
     with store.begin():
         season = store.seasons.get(season_id)
         fold = FromNothing(store, env_id, season_id)
@@ -71,15 +70,17 @@ def _games(lines: Sequence[BoardStanding]) -> int:
     return sum(line.games for line in lines)
 
 
-def _lines(store: Store, season: Season, fold: FromNothing, board: Sequence[BoardStanding]) -> list[BoardStanding]:
+def _lines(
+    store: Store, season: SeasonRecord, fold: FromNothing, board: Sequence[BoardStanding]
+) -> list[BoardStanding]:
     if season.ended_at is None:
-        return ladder_lines(fold, roster.live(store, season.id))
+        return ladder_lines(fold, store.roster.live(season.id))
     # Who was on it when the season ended: some may be deleted since.
-    listed = roster.agents(store, [line.submission_id for line in board])
-    return final_lines(fold, list(listed.values()), finals_of(store, season.id, TournamentState.FINISHED))
+    listed = store.roster.agents([line.submission_id for line in board])
+    return final_lines(fold, list(listed.values()), store.tournaments.finals_of(season.id, TournamentState.FINISHED))
 
 
-def _board(standings: Standings, season: Season) -> list[BoardStanding]:
+def _board(standings: Standings, season: SeasonRecord) -> list[BoardStanding]:
     lines: list[BoardStanding] = []
     while page := standings.standings(season.env_id, season_id=season.id, limit=MAX_PAGE, offset=len(lines)):
         lines += page
@@ -111,5 +112,5 @@ def _first_line(stored: Sequence[BoardStanding], made: Sequence[BoardStanding]) 
 
 
 def _plain(line: BoardStanding) -> BoardStanding:
-    """Without what does not follow from the log."""
+    """Return the line without the fields that do not follow from the log."""
     return replace(line, anonymous=False, benched=False, provisional=False)

@@ -11,24 +11,20 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import sqlalchemy as sa
-
-from harena.arena.db.matches import MatchRecord
+from harena.arena.db.ladder.matches import MatchRecord
+from harena.arena.db.ladder.tournaments import TournamentRecord
 from harena.arena.db.models import (
     BoardKind,
     Conflict,
     EnvironmentKind,
     MatchKind,
     MatchState,
-    NotFound,
     State,
     TournamentState,
     name_text,
-    tournaments,
 )
 from harena.arena.db.records import MAX_PAGE
 from harena.arena.db.store import Store
@@ -43,37 +39,13 @@ from harena.match.series.schedule import Pairing, Schedule
 FORMATS = ("round-robin", "swiss", "elimination", "double-elimination")
 MAX_PARTICIPANTS = 128
 MAX_GAMES = 5000
-"""Of all participants together: the result keeps the id of each."""
+"""Maximum number of games of a tournament; the result keeps the id of each."""
 MAX_GAMES_EACH = 100
 AHEAD = 2
 """Games of one tournament that are open, for each that can be played at once."""
 TELL_S = 0.5
 """Between two changes of the stored result: a large one takes a while to write."""
 _log = logging.getLogger("harena.arena")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TournamentRecord:
-    """Without its seed, which nobody needs to know before the games are over."""
-
-    id: str
-    env_id: str
-    season_id: int | None
-    name: str
-    format: str
-    finals: bool
-    """It decides its season."""
-    participants: tuple[str, ...]
-    """Submissions; what the result calls an agent is an index of these."""
-    games: int
-    """Of each meeting."""
-    rounds: int
-    """Of a Swiss tournament."""
-    state: TournamentState
-    result: dict[str, Any]
-    """rounds, standings and notes, as far as they are known."""
-    created_at: float
-    finished_at: float | None
 
 
 class TournamentService:
@@ -97,8 +69,8 @@ class TournamentService:
         seed: int | None = None,
         finals: bool = False,
     ) -> TournamentRecord:
-        """Of these submissions, or of the `top` of the ladder; the better seeded first. Without a seed, one that
-        nobody can guess. Its games start with the next `advance`."""
+        """Create a tournament of these submissions, or of the `top` of the ladder, best seeds first. Without a seed,
+        one that nobody can guess. Its games start with the next `advance`."""
         season = self._store.seasons.live(env_id)
         chosen = self._participants(env_id, participants, top)
         default = max(1, (len(chosen) - 1).bit_length())
@@ -119,34 +91,23 @@ class TournamentService:
             "finals": finals,
             "settings": settings,
             "state": TournamentState.RUNNING,
-            "result": _empty(),
-            "created_at": self._store.clock(),
         }
-        with self._store.begin() as connection:
-            connection.execute(tournaments.insert().values(values))
-            made = self.get(tournament_id)
+        with self._store.begin():
+            made = self._store.tournaments.add(**values)
             self._tell(made)
             return made
 
     def get(self, tournament_id: str) -> TournamentRecord:
-        row = self._store.database.row(sa.select(tournaments).where(tournaments.c.id == tournament_id))
-        if row is None:
-            raise NotFound(f"no tournament {tournament_id!r:.60}")
-        return _tournament(row)
+        return self._store.tournaments.get(tournament_id)
 
     def list(
         self, *, env_id: str | None = None, season_id: int | None = None, limit: int = 50
     ) -> list[TournamentRecord]:
         """Newest first."""
-        query = sa.select(tournaments).order_by(tournaments.c.created_at.desc(), tournaments.c.id)
-        if env_id is not None:
-            query = query.where(tournaments.c.env_id == env_id)
-        if season_id is not None:
-            query = query.where(tournaments.c.season_id == season_id)
-        return [_tournament(row) for row in self._store.database.rows(query.limit(max(1, min(limit, 1000))))]
+        return self._store.tournaments.where(env_id=env_id, season_id=season_id, limit=limit)
 
     def cancel(self, tournament_id: str) -> TournamentRecord:
-        """With the games that are open; what was played stays."""
+        """Cancel a tournament and its open games. Games that were played stay."""
         with self._store.begin():
             if self.get(tournament_id).state is not TournamentState.RUNNING:
                 raise Conflict("the tournament is over")
@@ -157,8 +118,7 @@ class TournamentService:
     def advance(self) -> None:
         """Takes results in and hands games out, in all tournaments that run. Safe to call at any time."""
         with self._lock:
-            running = sa.select(tournaments).where(tournaments.c.state == TournamentState.RUNNING)
-            rows = {row["id"]: row for row in self._store.database.rows(running)}
+            rows = self._store.tournaments.running()
             for over in self._under_way.keys() - rows.keys():
                 del self._under_way[over]
             for tournament_id, row in rows.items():
@@ -170,7 +130,7 @@ class TournamentService:
 
     # ---- parts ----
 
-    def _advance(self, tournament_id: str, row: sa.RowMapping) -> None:
+    def _advance(self, tournament_id: str, row: Mapping[str, Any]) -> None:
         if tournament_id not in self._under_way:
             self._under_way[tournament_id] = self._take_up(row)
         under_way = self._under_way[tournament_id]
@@ -182,7 +142,7 @@ class TournamentService:
             self._under_way.pop(tournament_id, None)  # it may be ahead of the database
             raise
 
-    def _step(self, tournament_id: str, row: sa.RowMapping, under_way: _UnderWay) -> None:
+    def _step(self, tournament_id: str, row: Mapping[str, Any], under_way: _UnderWay) -> None:
         for match_id in under_way.outstanding:
             match = self._store.matches.get(match_id)
             if match.state is not MatchState.SCHEDULED:
@@ -210,8 +170,8 @@ class TournamentService:
             under_way.told_at = time.monotonic()
             self._change(tournament_id, result=under_way.result())
 
-    def _take_up(self, row: sa.RowMapping) -> _UnderWay:
-        """From the match log."""
+    def _take_up(self, row: Mapping[str, Any]) -> _UnderWay:
+        """Restore a tournament under way from the match log."""
         under_way = _UnderWay(_schedule(row["env_id"], row["format"], row["settings"]))
         made: defaultdict[int, list[MatchRecord]] = defaultdict(list)
         before: int | None = None
@@ -245,9 +205,8 @@ class TournamentService:
         return chosen
 
     def _change(self, tournament_id: str, **values: Any) -> TournamentRecord:
-        with self._store.begin() as connection:
-            connection.execute(tournaments.update().where(tournaments.c.id == tournament_id).values(values))
-            changed = self.get(tournament_id)
+        with self._store.begin():
+            changed = self._store.tournaments.change(tournament_id, **values)
             self._tell(changed)
             return changed
 
@@ -266,7 +225,7 @@ class _UnderWay:
         self.told_at = -TELL_S
         self._series = Series(schedule, _report)
         self._of: dict[str, Pairing] = {}
-        """By match, of those that are open."""
+        """Pairings of open matches, by match."""
         self._made: dict[Pairing, str] = {}
         self._ties: dict[int, list[Pairing]] = {}
 
@@ -328,7 +287,8 @@ class _UnderWay:
         }
 
     def _rounds(self) -> list[dict[str, Any]]:
-        """Of a bracket by stage, since a tie may be decided later than others of its stage; else as they are played."""
+        """Return the rounds: of a bracket by stage, because a tie may be decided later than the others of its
+        stage, and otherwise in the order of play."""
         points: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
         for game in self.schedule.played:
             for agent, point in zip(game.pairing.seats, game.points, strict=True):
@@ -362,15 +322,6 @@ class _UnderWay:
     def _tie(self, tie: int, agents: list[int], scores: list[float], winner: int | None) -> dict[str, Any]:
         played = [self._made[pairing] for pairing in self._ties.get(tie, [])]
         return {"agents": agents, "matches": played, "scores": scores, "winner": winner}
-
-
-def finals_of(store: Store, season_id: int, *states: TournamentState) -> TournamentRecord | None:
-    """The finals of a season, if they are in one of these states."""
-    query = sa.select(tournaments).where(
-        tournaments.c.season_id == season_id, tournaments.c.finals.is_(True), tournaments.c.state.in_(states)
-    )
-    row = store.database.row(query.order_by(tournaments.c.created_at.desc()))
-    return _tournament(row) if row else None
 
 
 def _report(schedule: Schedule, pairing: Pairing, match: MatchRecord) -> None:
@@ -413,25 +364,6 @@ def _check(env_id: str, format: str, settings: dict[str, Any]) -> None:
         raise SpecError(f"{expected} games: at most {MAX_GAMES}; take fewer participants or games")
 
 
-def _empty() -> dict[str, Any]:
-    return {"rounds": [], "standings": [], "notes": []}
-
-
 def _note(note: str) -> str:
     """Agents by their index: who reads the result knows whose it is."""
     return note.replace("{", "agent ").replace("}", "")
-
-
-def _tournament(row: sa.RowMapping) -> TournamentRecord:
-    settings = row["settings"]
-    fields = {
-        name: row[name]
-        for name in ("id", "env_id", "season_id", "name", "format", "finals", "state", "created_at", "finished_at")
-    }
-    return TournamentRecord(
-        **fields,
-        participants=tuple(settings["participants"]),
-        games=settings["games"],
-        rounds=settings["rounds"],
-        result=row["result"] or _empty(),
-    )

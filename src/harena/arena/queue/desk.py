@@ -75,6 +75,8 @@ class Ticket:
 class Desk:
     def __init__(self, queue: Queue, runner: Runner, *, caller: Callable[[], str] = lambda: "") -> None:
         """`caller` names whose call this is; each has a share of its own."""
+        self.place = ""
+        """The worker of this process, which alone has the tickets."""
         self._queue = queue
         self._runner = runner
         self.caller = caller
@@ -97,7 +99,9 @@ class Desk:
             self._open[ticket.id] = ticket
         try:
             share = f"caller:{self.caller()}"[:80]
-            ticket.job_id = self._queue.enqueue(JOB, {"ticket": ticket.id}, share=share, max_attempts=1)
+            ticket.job_id = self._queue.enqueue(
+                JOB, {"ticket": ticket.id}, share=share, max_attempts=1, place=self.place
+            )
         except BaseException:
             self._close(ticket.id)
             raise

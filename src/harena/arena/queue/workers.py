@@ -4,14 +4,15 @@ Guarantees: what a job decides is written in one transaction with its end, so it
 a job that was cancelled is told within a second; one that the platform failed at is tried again after a wait, and given
 up with a reason after its last attempt; a clean stop gives back what it could not finish. Kinds that share the slots of
 a lane each have one while they have work; a job that holds a slot for long yields it to a share or a kind that has
-none, and is done again later, with twice the time before it must yield once more. Does not know what the jobs are:
-handlers do.
+none, and is done again later, with twice the time before it must yield once more. A suspect, which several workers
+were lost with, runs while nothing else does in this process. Does not know what the jobs are: handlers do.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from harena.arena.db.database import Changes, log_failure
+from harena.arena.db.database import Changes, log_failure, touches
 from harena.arena.db.jobs import LEASE_S, Queue, QueuedJob, Swept
 from harena.arena.db.models import LeaseLost, StoreError
 from harena.arena.db.store import Store
@@ -29,7 +30,10 @@ from harena.errors import BoxError, HarenaError, Retry
 LOOK_S = 0.5
 """How often the database is asked for what others did: jobs added, jobs cancelled, waits that are over."""
 HEARTBEAT_S = LEASE_S / 3
-SWEEP_S = LEASE_S / 2
+SWEEP_S = 1.0
+"""How soon after the end of its lease a lost worker's job is given out again."""
+SUSPECT_PATIENCE_S = 10.0
+"""A suspect waits so long for a moment without other work; then this process makes one."""
 PRUNE_S = 600.0
 KEEP_S = 7 * 86400.0
 KEEP_JOBS = KEEP_EVENTS = 100_000
@@ -54,7 +58,7 @@ class Handler(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class WorkerLane:
     """Kinds of jobs that share slots."""
 
     kinds: tuple[str, ...]
@@ -69,11 +73,11 @@ class Lane:
 
 
 class TryAgain(HarenaError):
-    """From a handler: not now, but later."""
+    """Raised by a handler to have its job tried again later."""
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _HeldJob:
     job: QueuedJob
     beaten_at: float
     lost: threading.Event = field(default_factory=threading.Event)
@@ -96,34 +100,42 @@ class JobWorkers:
         *,
         handlers: Mapping[str, Handler],
         slots: Mapping[str, int] | None = None,
-        lanes: Sequence[Lane] = (),
+        lanes: Sequence[WorkerLane] = (),
         on_dead: Callable[[QueuedJob], object],
         on_requeued: Callable[[QueuedJob], object] = lambda job: None,
         alone: bool = False,
+        on_call: bool = False,
     ) -> None:
         """`slots`: jobs of a kind at a time, of kinds that are in none of the `lanes`. `on_dead` and `on_requeued` are
         called inside the transaction that gives a job up, or back to the queue. `alone`: no other process works here,
-        so what is running at the start has lost its worker and need not wait for its lease."""
+        so what is running at the start has lost its worker and need not wait for its lease. `on_call`: jobs are done
+        only by who calls `run_due`."""
         self._store = store
         self._queue = queue
         self._handlers = handlers
-        self._lanes = [*lanes, *(Lane(kinds=(kind,), slots=count) for kind, count in (slots or {}).items())]
+        self._on_call = on_call
+        self.lanes = [*lanes, *(WorkerLane(kinds=(kind,), slots=count) for kind, count in (slots or {}).items())]
         self._busy: Counter[str] = Counter()
         """Slots that jobs of a kind have, or are looked for for."""
-        self._last: dict[Lane, str] = {}
+        self._last: dict[WorkerLane, str] = {}
         """The kind that a slot of the lane went to last."""
-        self._wanted: dict[Lane, str] = {}
+        self._wanted: dict[WorkerLane, str] = {}
         """The kind that a job yields to."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             self._queue.slots |= {kind: lane.most(kind) for kind in lane.kinds}
         self._on_dead = on_dead
         self._on_requeued = on_requeued
         self._alone = alone
-        self.name = f"{socket.gethostname()[:100]}-{os.getpid()}"
+        self._suspects: set[str] = set()
+        """Kinds that have a suspect to be run."""
+        self._suspected_at = 0.0
+        self._quarantined: _HeldJob | None = None
+        """The suspect that runs now, alone."""
+        self.name = f"{socket.gethostname()[:100]}-{os.getpid()}-{secrets.token_hex(3)}"
         self._changed = threading.Condition()
         self._due: set[str] = set()
         """Kinds that may have work."""
-        self._held: set[_Held] = set()
+        self._held: set[_HeldJob] = set()
         self._stopping = self._hurry = False
         self._bell = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -135,10 +147,10 @@ class JobWorkers:
     def start(self) -> None:
         if self._alone:
             with self._store.begin():
-                self._follow(self._queue.release_all())
+                self.follow(self._queue.release_all())
         self._stop_listening = self._store.database.on_commit(self._committed)
-        for lane in self._lanes:
-            for number in range(lane.slots):
+        for lane in self.lanes:
+            for number in range(0 if self._on_call else lane.slots):
                 name = f"harena-{lane.kinds[0]}-{number}"
                 self._threads.append(threading.Thread(target=self._work, args=(lane,), name=name, daemon=True))
         self._keeper = threading.Thread(target=self._keep, name="harena-jobs", daemon=True)
@@ -151,7 +163,7 @@ class JobWorkers:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._held, grace_s)
+            self._changed.wait_for(lambda: not self._held or self._hurry, grace_s)
             self._hurry = True
         for thread in self._threads:
             thread.join()
@@ -159,6 +171,12 @@ class JobWorkers:
         self._bell.set()
         if self._keeper is not None:
             self._keeper.join()
+
+    def hurry(self) -> None:
+        """What runs is called off and given back, also during `stop`."""
+        with self._changed:
+            self._stopping = self._hurry = True
+            self._changed.notify_all()
 
     def wake(self) -> None:
         """There may be work of any kind."""
@@ -170,7 +188,7 @@ class JobWorkers:
             return [held.job for held in self._held]
 
     def _committed(self, changes: Changes) -> None:
-        kinds = [kind for kind in self._handlers if f"jobs:{kind}" in changes]
+        kinds = [kind for kind in self._handlers if touches(changes, f"jobs:{kind}")]
         if kinds:
             self._wake(kinds)
             self._bell.set()  # one of ours may have been cancelled
@@ -182,7 +200,7 @@ class JobWorkers:
 
     # ---- a thread for each slot ----
 
-    def _work(self, lane: Lane) -> None:
+    def _work(self, lane: WorkerLane) -> None:
         while (held := self._next(lane)) is not None:
             try:
                 self._do(held)
@@ -190,54 +208,100 @@ class JobWorkers:
                 _log.exception("job %s could not be ended; its lease will run out", held.job.id)
                 time.sleep(ERROR_WAIT_S)
             finally:
-                with self._changed:
-                    self._held.discard(held)
-                    self._busy[held.job.kind] -= 1
-                    self._changed.notify_all()
+                self._drop(held)
 
-    def _next(self, lane: Lane) -> _Held | None:
+    def _drop(self, held: _HeldJob) -> None:
+        with self._changed:
+            self._held.discard(held)
+            self._busy[held.job.kind] -= 1
+            if self._quarantined is held:
+                self._quarantined = None
+            self._changed.notify_all()
+
+    def _next(self, lane: WorkerLane) -> _HeldJob | None:
         """Waits for a job. None: no more, we stop."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._turn(lane))
+                self._changed.wait_for(lambda: self._stopping or self._turn(lane)[0])
                 if self._stopping:
                     return None
-                kind = self._turn(lane)
-                self._due.discard(kind)  # before the look: what comes after it sets it again
-                self._busy[kind] += 1
-            job: QueuedJob | None = None
-            try:
-                job = self._queue.claim(kind, self.name)
-            except Exception as error:
-                log_failure(_log, "no job could be claimed; will try again", error)
-                time.sleep(ERROR_WAIT_S)
-            with self._changed:
-                if self._wanted.get(lane) == kind:
-                    del self._wanted[lane]
-                if job is not None:
-                    self._last[lane] = kind
-                    held = _Held(job, time.monotonic())
-                    self._held.add(held)
-                    self._due.add(kind)  # where one was, others may be
-                    self._changed.notify_all()
-                    return held
-                self._busy[kind] -= 1
+                kind, suspect = self._take_turn(lane)
+            held = self._claim(lane, kind, suspect)
+            if held is not None:
+                return held
 
-    def _turn(self, lane: Lane) -> str:
-        """The kind that a free slot is for; empty: there is nothing to do."""
+    def _take_turn(self, lane: WorkerLane) -> tuple[str, bool]:
+        kind, suspect = self._turn(lane)
+        (self._suspects if suspect else self._due).discard(kind)  # before the look: what comes after it sets it again
+        if kind:
+            self._busy[kind] += 1
+        return kind, suspect
+
+    def _claim(self, lane: WorkerLane, kind: str, suspect: bool) -> _HeldJob | None:
+        job: QueuedJob | None = None
+        try:
+            job = self._queue.claim(kind, self.name, suspect=suspect)
+        except Exception as error:
+            log_failure(_log, "no job could be claimed; will try again", error)
+            time.sleep(ERROR_WAIT_S)
+        with self._changed:
+            if self._wanted.get(lane) == kind:
+                del self._wanted[lane]
+            if job is None:
+                self._busy[kind] -= 1
+                self._changed.notify_all()
+                return None
+            self._last[lane] = kind
+            held = _HeldJob(job, time.monotonic())
+            self._held.add(held)
+            if suspect:
+                self._quarantined = held
+                _log.warning("job %s (%s) runs alone: %d workers were lost with it", job.id, kind, job.deaths)
+            self._due.add(kind)  # where one was, others may be
+            self._changed.notify_all()
+            return held
+
+    def run_due(self, lane: WorkerLane) -> int:
+        """Do jobs of the lane in the calling thread until none is due; returns how many. For who is called when there
+        may be work, instead of waiting for it: then `start` is told of no slots."""
+        done = 0
+        self._wake(list(lane.kinds))
+        while True:
+            with self._changed:
+                kind, suspect = self._take_turn(lane) if not self._stopping else ("", False)
+            if not kind:
+                return done
+            held = self._claim(lane, kind, suspect)
+            if held is None:
+                continue
+            try:
+                self._do(held)
+                done += 1
+            finally:
+                self._drop(held)
+
+    def _turn(self, lane: WorkerLane) -> tuple[str, bool]:
+        """The kind that a free slot is for, and whether it is for a suspect; empty: there is nothing to do."""
+        if self._quarantined is not None:
+            return "", False
+        waited_s = time.monotonic() - self._suspected_at if self._suspects else 0.0
         able = [kind for kind in lane.kinds if kind in self._due and self._busy[kind] < lane.most(kind)]
-        if not able:
-            return ""
+        if not able or waited_s > SUSPECT_PATIENCE_S:
+            return self._suspect_turn(lane), True
         last, wanted = self._last.get(lane, ""), self._wanted.get(lane, "")
         if wanted in able:
-            return wanted
+            return wanted, False
         if lane.first in able and not self._busy[lane.first] and (lane.slots > 1 or last != lane.first):
-            return lane.first
+            return lane.first, False
         others = [kind for kind in able if kind != lane.first]
         # None of theirs runs first, then the one whose last turn is longest ago.
-        return min(others, key=lambda kind: (self._busy[kind] > 0, kind == last), default=lane.first)
+        return min(others, key=lambda kind: (self._busy[kind] > 0, kind == last), default=lane.first), False
 
-    def _do(self, held: _Held) -> None:
+    def _suspect_turn(self, lane: WorkerLane) -> str:
+        idle = not self._held and not any(self._busy.values())
+        return next((kind for kind in lane.kinds if kind in self._suspects), "") if idle else ""
+
+    def _do(self, held: _HeldJob) -> None:
         job, started = held.job, time.monotonic()
         what = {"job": job.id, "kind": job.kind, "attempt": job.attempts}
         _log.info("job %s (%s) started", job.id, job.kind, extra=what)
@@ -252,7 +316,7 @@ class JobWorkers:
         except Exception as error:
             self._failed(held, error)
 
-    def _failed(self, held: _Held, error: Exception) -> None:
+    def _failed(self, held: _HeldJob, error: Exception) -> None:
         job = held.job
         if held.lost.is_set():
             return
@@ -266,13 +330,13 @@ class JobWorkers:
                 level = logging.WARNING if isinstance(error, HarenaError) else logging.ERROR
                 _log.log(level, "job %s (%s) failed: %s", job.id, job.kind, error, exc_info=error)
                 after = self._queue.fail(job, _in_words(error), retry=again)
-                self._follow(Swept.of([after]))
+                self.follow(Swept.of([after]))
         except LeaseLost:
             _log.info("job %s (%s) was cancelled or taken over", job.id, job.kind)
 
     # ---- what follows for those the jobs were about ----
 
-    def _follow(self, swept: Swept) -> None:
+    def follow(self, swept: Swept) -> None:
         """Inside the transaction that ended or requeued them."""
         for job in swept.requeued:
             self._tell(self._on_requeued, job)
@@ -315,12 +379,22 @@ class JobWorkers:
                     one.lost.set()
                 elif time.monotonic() - one.beaten_at > HEARTBEAT_S:
                     self._beat(one)
-        if due := self._queue.due():
+        self._look_for_suspects()
+        if due := self._queue.due(self.name):
             self._wake([kind for kind in due if kind in self._handlers])
-            for lane in self._lanes:
+            for lane in self.lanes:
                 self._make_room(lane, set(due))
 
-    def _make_room(self, lane: Lane, due: set[str]) -> None:
+    def _look_for_suspects(self) -> None:
+        found = {kind for kind in self._queue.due(self.name, suspects=True) if kind in self._handlers}
+        with self._changed:
+            if found and not self._suspects:
+                self._suspected_at = time.monotonic()
+            self._suspects = found
+            if found:
+                self._changed.notify_all()
+
+    def _make_room(self, lane: WorkerLane, due: set[str]) -> None:
         """Has a job yield where one that waits has waited enough, and its kind or its share has no slot."""
         with self._changed:
             held = [one for one in self._held if one.job.kind in lane.kinds]
@@ -343,7 +417,7 @@ class JobWorkers:
                 victim.yields.set()
                 return
 
-    def _beat(self, held: _Held) -> None:
+    def _beat(self, held: _HeldJob) -> None:
         try:
             self._queue.heartbeat(held.job)
             held.beaten_at = time.monotonic()
@@ -352,12 +426,14 @@ class JobWorkers:
 
     def _sweep(self) -> None:
         now = self._store.clock()  # before the look at what is ours: a job that comes after it has a later lease
+        if not self._queue.late(now):
+            return
         with self._changed:
             held = list(self._held)
         for one in held:
             self._beat(one)  # a machine that slept has let its own leases run out
         with self._store.begin():
-            self._follow(self._queue.sweep(now=now))
+            self.follow(self._queue.sweep(now=now))
 
     def _prune(self) -> None:
         jobs = self._queue.prune(older_than_s=KEEP_S, keep=KEEP_JOBS)
@@ -366,7 +442,7 @@ class JobWorkers:
             _log.info("pruned %d old jobs and %d old events", jobs, events)
 
 
-def _yields_to(one: QueuedJob, head: QueuedJob, held: Sequence[_Held], lane: Lane) -> bool:
+def _yields_to(one: QueuedJob, head: QueuedJob, held: Sequence[_HeldJob], lane: WorkerLane) -> bool:
     running = Counter(other.job.kind for other in held)
     if one.kind in lane.firm:
         return False

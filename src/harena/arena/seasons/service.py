@@ -10,30 +10,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import sqlalchemy as sa
-
 from harena.arena.db.jobs import Queue
+from harena.arena.db.ladder.roster import RosterAgent
+from harena.arena.db.ladder.standings import BoardStanding
+from harena.arena.db.ladder.tournaments import TournamentRecord
 from harena.arena.db.models import (
-    ACTIVE,
     BoardKind,
     Conflict,
     EnvironmentKind,
     Event,
     FinalState,
-    Kind,
     MatchState,
+    SubmissionKind,
     TournamentState,
-    submissions,
 )
-from harena.arena.db.seasons import Season
+from harena.arena.db.results.finalists import Finalist
+from harena.arena.db.seasons import SeasonRecord
 from harena.arena.db.store import Store
-from harena.arena.ladder import ratings, roster
+from harena.arena.ladder import ratings
 from harena.arena.ladder.fold import Fold
 from harena.arena.ladder.matches import MatchService
-from harena.arena.ladder.standings import BoardStanding, Standings, ladder_lines
-from harena.arena.ladder.tournaments import TournamentRecord, TournamentService, finals_of
+from harena.arena.ladder.standings import Standings, ladder_lines
+from harena.arena.ladder.tournaments import TournamentService
 from harena.arena.seasons import finals
-from harena.arena.seasons.finals import Finalist
 from harena.arena.submissions import evaluate
 
 ENDED = "the season has ended"
@@ -51,14 +50,14 @@ class Seasons:
         self._matches = matches
         self._tournaments = tournaments
 
-    def start(self, env_id: str, name: str) -> Season:
+    def start(self, env_id: str, name: str) -> SeasonRecord:
         """Raises Conflict while another one runs there."""
         with self._store.begin():
             season = self._store.seasons.start(env_id, name)
             self._tell(season, "started")
             return season
 
-    def freeze(self, season_id: int, frozen: bool = True) -> Season:
+    def freeze(self, season_id: int, frozen: bool = True) -> SeasonRecord:
         """Takes no new submissions; matches go on."""
         with self._store.begin():
             season = self._store.seasons.freeze(season_id, frozen=frozen)
@@ -70,7 +69,10 @@ class Seasons:
         the same seeds. They can be started again only when the ones before were cancelled."""
         with self._store.begin():
             season = self._frozen(season_id)
-            if finals_of(self._store, season_id, TournamentState.RUNNING, TournamentState.FINISHED) is not None:
+            if (
+                self._store.tournaments.finals_of(season_id, TournamentState.RUNNING, TournamentState.FINISHED)
+                is not None
+            ):
                 raise Conflict("the season has its finals already: cancel them to have others")
             there = self._standings.count(season.env_id, season_id=season_id)
             most = max(2, min(top or TOP, there))
@@ -90,21 +92,23 @@ class Seasons:
             self._tell(season, "finals")
             return started
 
-    def end(self, season_id: int, *, without_finals: bool = False) -> Season:
+    def end(self, season_id: int, *, without_finals: bool = False) -> SeasonRecord:
         """Keeps the boards, empties the live ones and reveals the secrets. A verified season with scores ends after its
         finals, unless the host wants none: then the public board stands."""
         with self._store.begin():
             season = self._store.seasons.get(season_id)
             if season.ended_at is not None:
                 raise Conflict(ENDED)
-            if finals_of(self._store, season_id, TournamentState.RUNNING) is not None:
+            if self._store.tournaments.finals_of(season_id, TournamentState.RUNNING) is not None:
                 raise Conflict("the finals are being played: wait for them, or cancel them")
             decided = self._decided(season, without_finals)
             self._call_off(season)
             if self._store.environments.get(season.env_id).kind is EnvironmentKind.LADDER:
                 self._settle_ladder(season)
-            for kind in Kind:
-                self._standings.archive(season.env_id, season_id, kind, decided if kind is Kind.VERIFIED else ())
+            for kind in SubmissionKind:
+                self._standings.archive(
+                    season.env_id, season_id, kind, decided if kind is SubmissionKind.VERIFIED else ()
+                )
             ended = self._store.seasons.end(season_id)
             self._tell(ended, "ended")
             return ended
@@ -117,14 +121,9 @@ class Seasons:
         """To the secret, from the start on: shows in the end that it was not changed."""
         return evaluate.commitment(self._store.seasons.secret(season_id))
 
-    def final_commitment(self, season_id: int) -> str | None:
-        """To the second secret, as `commitment`."""
-        secret = self._store.seasons.final_secret(season_id)
-        return None if secret is None else evaluate.commitment(secret)
-
     # ---- parts ----
 
-    def _frozen(self, season_id: int) -> Season:
+    def _frozen(self, season_id: int) -> SeasonRecord:
         season = self._store.seasons.get(season_id)
         if season.ended_at is not None:
             raise Conflict(ENDED)
@@ -132,14 +131,14 @@ class Seasons:
             raise Conflict("finals come after the freeze: freeze the season first")
         return season
 
-    def _decided(self, season: Season, without_finals: bool) -> Sequence[Finalist]:
+    def _decided(self, season: SeasonRecord, without_finals: bool) -> Sequence[Finalist]:
         """The results of a verified season's finals; none where there is nothing to decide, or the host wants none."""
         if self._store.environments.get(season.env_id).kind is not EnvironmentKind.VERIFIED:
             return ()
         if without_finals:
             finals.cancel(self._store, self._queue, season.id)
             return ()
-        through = finals.progress(self._store, season.id)
+        through = self._store.finalists.progress(season.id)
         if through is None:
             if self._store.boards.size(season.env_id):
                 raise Conflict("its finals have not been played: freeze it and start them, or end it without finals")
@@ -147,39 +146,36 @@ class Seasons:
         done, total = through
         if done < total:
             raise Conflict(f"the finals are being played, {done} of {total} are through: wait, or end without finals")
-        return [one for one in finals.every(self._store, season.id) if one.state is FinalState.DONE]
+        return [one for one in self._store.finalists.every(season.id) if one.state is FinalState.DONE]
 
-    def _call_off(self, season: Season) -> None:
+    def _call_off(self, season: SeasonRecord) -> None:
         """What has no result yet will have none: it would come too late for the boards."""
         for one in self._tournaments.list(season_id=season.id, limit=1000):
             if one.state is TournamentState.RUNNING:
                 self._tournaments.cancel(one.id)
         while still_open := self._store.matches.where(season_id=season.id, state=MatchState.SCHEDULED, limit=1000):
             self._matches.cancel(still_open, ENDED)
-        active = sa.select(submissions.c.id, submissions.c.job_id).where(
-            submissions.c.season_id == season.id, submissions.c.state.in_(sorted(ACTIVE))
-        )
-        for row in self._store.database.rows(active):
-            if row["job_id"] is not None:
-                self._queue.cancel(row["job_id"], reason=ENDED)
-            self._store.submissions.move(row["id"], Event.CANCEL, reason=f"{ENDED}: submit it again in the next one")
-            self._store.quotas.refund(row["id"])
+        for submission_id, job_id in self._store.submissions.active(season.id):
+            if job_id is not None:
+                self._queue.cancel(job_id, reason=ENDED)
+            self._store.submissions.move(
+                submission_id, Event.CANCEL, reason=f"{ENDED}: submit it again in the next one"
+            )
+            self._store.quotas.refund(submission_id)
 
-    def _settle_ladder(self, season: Season) -> None:
+    def _settle_ladder(self, season: SeasonRecord) -> None:
         fold = Fold(self._store, season.env_id, season.id)
         fold.advance()
-        played = finals_of(self._store, season.id, TournamentState.FINISHED)
-        lines = final_lines(fold, roster.live(self._store, season.id), played)
+        played = self._store.tournaments.finals_of(season.id, TournamentState.FINISHED)
+        lines = final_lines(fold, self._store.roster.live(season.id), played)
         self._standings.replace(season.env_id, season.id, BoardKind.LADDER, lines)
 
-    def _tell(self, season: Season, what: str) -> None:
+    def _tell(self, season: SeasonRecord, what: str) -> None:
         body = {"season_id": season.id, "name": season.name, "what": what}
         self._store.events.publish(f"board:{season.env_id}", "season", body)
 
 
-def final_lines(
-    fold: Fold, agents: Sequence[roster.RosterAgent], finals: TournamentRecord | None
-) -> list[BoardStanding]:
+def final_lines(fold: Fold, agents: Sequence[RosterAgent], finals: TournamentRecord | None) -> list[BoardStanding]:
     """The board of a ladder that has ended: finalists first, as they came out of the finals; then the others, as they
     stand on the ladder."""
     lines = ladder_lines(fold, agents)

@@ -81,16 +81,27 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenEpisodes:
+    """Episodes of a season as who plays them needs to know them."""
+
+    seeds: tuple[int, ...]
+    order: tuple[int, ...]
+    """In which they are played."""
+    season: str
+    """`commitment` to the secret that the seeds came from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRun:
     environment: str
-    """With the version that was played."""
+    """Id of the environment, including the version that was played."""
     season: str
     """`commitment` to the secret that the seeds came from, or PRACTICE."""
     status: EvaluationStatus
     fault: SeatStatus = SeatStatus.OK
     """What the agent did wrong, when it failed."""
     reason: str = ""
-    """In words for its owner; empty when all went well."""
+    """Explains the outcome to its owner; empty if nothing went wrong."""
     score: float | None = None
     """The mean return; None when it failed."""
     interval: Interval | None = None
@@ -99,7 +110,7 @@ class EvaluationRun:
     """Mean of the middle half: neither luck nor accidents."""
     median: float | None = None
     returns: tuple[float, ...] = ()
-    """By episode."""
+    """The return of each episode."""
     steps: tuple[int, ...] = ()
     cpu_s: float = 0.0
     """The agent's, of all episodes that count."""
@@ -110,7 +121,8 @@ class EvaluationRun:
     replays: tuple[Recording, ...] = ()
 
     def digest(self) -> str:
-        """Of what an evaluation of the same agent with the same secret must give again; times and words are not."""
+        """Hash of what a second evaluation of the same agent with the same secret must reproduce. Times and
+        texts are left out."""
         decided = [self.environment, self.season, self.fault.value, [value.hex() for value in self.returns], self.steps]
         return hashlib.sha256(json.dumps(decided).encode()).hexdigest()
 
@@ -165,7 +177,8 @@ def practice_seeds(environment: str, episodes: int = PRACTICE_EPISODES) -> list[
 
 def fingerprint(code: AgentCode) -> str:
     """Names what is run: its files and how it is started, not whose it is."""
-    parts = [code.entry, list(code.command)]
+    parts: list[Any] = [code.entry, list(code.command)]
+    parts += [code.image] if code.image else []
     parts += [[path, hashlib.sha256(data).hexdigest()] for path, data in sorted(code.files.items())]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -177,7 +190,8 @@ def dice_seed(code: AgentCode) -> int:
 
 
 def order(secret: bytes, code: AgentCode, episodes: int) -> list[int]:
-    """In which the episodes are played: each code's own, so that a place in it says nothing about the episode."""
+    """Return the order in which the episodes are played. Each code has its own, so a position says nothing about
+    the episode."""
     own = hmac.digest(secret, f"harena order of {fingerprint(code)}".encode(), "sha256")
     return sorted(range(episodes), key=lambda number: hmac.digest(own, str(number).encode(), "sha256"))
 
@@ -205,10 +219,45 @@ def evaluate(
     """On hidden seeds, in an environment of one seat. `table` is where it is played: a Rack of this thread, or a Runner
     with processes of its own; both give the same. `name` begins the match ids in the replays. Raises SpecError,
     UnknownGame, Cancelled, EvaluationVoid."""
-    spec = _spec(code, environment, episodes, clock, memory_mb, processes, name)
-    hidden = seeds(secret, spec.environment, episodes)
-    playing = _Playing(spec, hidden, order(secret, code, episodes), _places(table, cancelled))
-    empty = EvaluationRun(environment=spec.environment, season=commitment(secret), status=EvaluationStatus.OK)
+    return evaluate_on(
+        code,
+        environment,
+        hidden_episodes(secret, code, environment, episodes),
+        table=table,
+        clock=clock,
+        memory_mb=memory_mb,
+        processes=processes,
+        name=name,
+        cancelled=cancelled,
+    )
+
+
+def hidden_episodes(secret: bytes, code: AgentCode, environment: str, episodes: int) -> HiddenEpisodes:
+    """All that playing them needs to know of the secret."""
+    full = _spec(code, environment, episodes, CLOCK, 512, 50, "").environment
+    return HiddenEpisodes(
+        seeds=tuple(seeds(secret, full, episodes)),
+        order=tuple(order(secret, code, episodes)),
+        season=commitment(secret),
+    )
+
+
+def evaluate_on(
+    code: AgentCode,
+    environment: str,
+    hidden: HiddenEpisodes,
+    *,
+    table: Rack | Runner,
+    clock: Clock = CLOCK,
+    memory_mb: int = 512,
+    processes: int = 50,
+    name: str = "evaluation",
+    cancelled: Cancel | None = None,
+) -> EvaluationRun:
+    """As `evaluate`, on episodes that `hidden_episodes` made."""
+    spec = _spec(code, environment, len(hidden.seeds), clock, memory_mb, processes, name)
+    playing = _Playing(spec, hidden.seeds, hidden.order, _places(table, cancelled))
+    empty = EvaluationRun(environment=spec.environment, season=hidden.season, status=EvaluationStatus.OK)
     try:
         return _summary(empty, playing, playing.episodes())
     except _Failed as failure:
@@ -227,7 +276,7 @@ def practice(
     name: str = "practice",
     cancelled: Cancel | None = None,
 ) -> EvaluationRun:
-    """As `evaluate`, on seeds that everybody may know: every episode is recorded with its log, also those before a
+    """Evaluate on seeds that everybody may know: every episode is recorded with its log, also those before a
     failure and the one that failed."""
     spec = _spec(code, environment, episodes, clock, memory_mb, processes, name)
     public = practice_seeds(spec.environment, episodes)
@@ -262,7 +311,7 @@ def _spec(
 
 
 class _Failed(Exception):
-    """By the agent's own fault."""
+    """The evaluation failed by the agent's own fault."""
 
     def __init__(self, fault: SeatStatus, reason: str, log: str) -> None:
         super().__init__(reason)
@@ -361,6 +410,32 @@ def published(score: float, interval: Interval | None) -> tuple[float, float | N
     return round(score, digits), cut(low), cut(high)
 
 
+def checked(run: EvaluationRun, *, environment: str, season: str, episodes: int) -> EvaluationRun:
+    """A run that was played elsewhere, with everything that follows from its returns computed here. Raises SpecError
+    when it is not a run of these episodes."""
+    if run.status is EvaluationStatus.FAILED:
+        if run.fault is SeatStatus.OK:
+            raise SpecError("a failed evaluation without a fault")
+        return dataclasses.replace(
+            run, environment=environment, season=season, score=None, interval=None, iqm=None, median=None, returns=()
+        )
+    if len(run.returns) != episodes or len(run.steps) != episodes or not all(map(math.isfinite, run.returns)):
+        raise SpecError(f"an evaluation of {len(run.returns)} episodes where {episodes} were to be played")
+    if any(not 0 <= one.episode < episodes or not math.isfinite(one.score) for one in run.replays):
+        raise SpecError("a replay of an episode that there is not")
+    return dataclasses.replace(run, environment=environment, season=season, **_figures(run.returns))
+
+
+def _figures(returns: Sequence[float]) -> dict[str, Any]:
+    return {
+        "score": fmean(returns),
+        # Sorted: which return is whose must not show in the interval.
+        "interval": statistics.bootstrap(sorted(returns), seed=BOOTSTRAP_SEED),
+        "iqm": iqm(returns),
+        "median": median(returns),
+    }
+
+
 def picks(returns: Sequence[float]) -> dict[int, tuple[str, ...]]:
     """The episodes worth a replay, and what they are; of equal ones the earliest."""
     roles = {"first": 0, "best": returns.index(max(returns)), "worst": returns.index(min(returns))}
@@ -368,7 +443,7 @@ def picks(returns: Sequence[float]) -> dict[int, tuple[str, ...]]:
 
 
 def iqm(values: Sequence[float]) -> float:
-    """Of n values, the lowest and the highest n // 4 do not count."""
+    """Return the interquartile mean: of n values, the lowest and the highest n // 4 do not count."""
     cut = len(values) // 4
     return fmean(sorted(values)[cut : len(values) - cut])
 
@@ -377,11 +452,7 @@ def _summary(empty: EvaluationRun, playing: _Playing, results: Sequence[MatchRes
     returns = _returns(results)
     return dataclasses.replace(
         empty,
-        score=fmean(returns),
-        # Sorted: which return is whose must not show in the interval.
-        interval=statistics.bootstrap(sorted(returns), seed=BOOTSTRAP_SEED),
-        iqm=iqm(returns),
-        median=median(returns),
+        **_figures(returns),
         returns=tuple(returns),
         steps=tuple(result.steps for result in results),
         cpu_s=playing.cpu_s,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import posixpath
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -39,9 +40,13 @@ MAX_LINES_TRIED = 1000
 LOG_BYTES = 16 * 1024
 MAX_ENV_ID = 200
 LOOK_S = 0.1
+RUN_AS = "submission.py"
+"""The name under which the main file is run, beside its own, which other files may import."""
+MAX_SERIES = 10_000
+"""Numbers of a metric that is a list."""
 HOW = 'print it as the last line, as JSON: print(json.dumps({"score": 12.5}))'
 
-Metric = float | int | bool | str
+Metric = float | int | bool | str | list[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,7 @@ class ScriptCode:
     main: str
     """The path of the file that is run."""
     files: dict[str, bytes]
-    """By relative path; laid side by side in the folder that the script runs in."""
+    """Contents by relative path. They are laid out in the folder that the script runs in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,11 @@ class ScriptReport:
     problem: str = ""
     """Why there is no score."""
     metrics: dict[str, Metric] = field(default_factory=dict[str, Metric])
+    returns: tuple[float, ...] = ()
+    """Rewards of its episodes, where `metrics` is a list of them."""
     warnings: tuple[str, ...] = ()
+    silent: bool = False
+    """It ran to its end and printed no score at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +88,9 @@ class ScriptRun:
     cpu_s: float
     wall_s: float
     peak_mb: float
+    returns: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
+    silent: bool = False
 
 
 def packages() -> tuple[str, ...]:
@@ -112,7 +123,12 @@ def run(
     with lease() as box, _watched(box, cancelled):
         for path, data in code.files.items():
             box.write(path, data)
-        main = f"./{code.main}" if code.main.startswith("-") else code.main  # else Python takes it for an option
+        main = code.main
+        beside = posixpath.join(posixpath.dirname(main), RUN_AS)
+        if beside not in code.files:  # another file of that name keeps it
+            box.write(beside, code.files[main])
+            main = beside
+        main = f"./{main}" if main.startswith("-") else main  # else Python takes it for an option
         return _run_of(box.exec(["python3", "-u", main, env_id], limits=limits), limits)
 
 
@@ -156,7 +172,9 @@ def _run_of(result: Result, limits: Limits) -> ScriptRun:
         cpu_s=result.usage.cpu_s,
         wall_s=result.usage.wall_s,
         peak_mb=result.usage.peak_mb,
+        returns=report.returns,
         warnings=report.warnings,
+        silent=report.silent,
     )
 
 
@@ -206,15 +224,18 @@ def read_report(output: bytes) -> ScriptReport:
             continue
         if not abs(score) <= MAX_SCORE:  # so that nan is refused too
             return ScriptReport(score=None, problem=f"its score is {_brief(score)}; a score lies within ±{MAX_SCORE:g}")
-        metrics, warnings = _metrics(message.get("metrics"))
+        given = message.get("metrics")
+        if _is_series(given):
+            return ScriptReport(score=float(score), returns=tuple(map(float, cast("list[float]", given))))
+        metrics, warnings = _metrics(given)
         return ScriptReport(score=float(score), metrics=metrics, warnings=warnings)
     if seen is not None:
         return ScriptReport(score=None, problem=f"its score is {_brief(seen)}, which is not a number; {HOW}")
-    return ScriptReport(score=None, problem=f"it printed no score; {HOW}")
+    return ScriptReport(score=None, problem=f"it printed no score; {HOW}", silent=True)
 
 
 def _objects(output: bytes) -> Iterator[dict[str, Any]]:
-    """From the last line to the first. What a stranger printed is only parsed in small bites, and not for ever."""
+    """Yield objects from the last line to the first. Untrusted output is parsed in small pieces, and not forever."""
     lines = output[-READ_BYTES:].splitlines()
     hopeful = (line for line in reversed(lines) if b'"score"' in line and len(line) <= MAX_LINE)
     for _, line in zip(range(MAX_LINES_TRIED), hopeful, strict=False):
@@ -231,7 +252,7 @@ def _metrics(given: object) -> tuple[dict[str, Metric], tuple[str, ...]]:
     if given is None:
         return {}, ()
     if not isinstance(given, dict):
-        return {}, ("`metrics` is not an object with names and values: left out",)
+        return {}, (f"`metrics` is neither an object nor a list of up to {MAX_SERIES} numbers: left out",)
     kept: dict[str, Metric] = {}
     left_out = 0
     for name, value in cast("dict[str, object]", given).items():
@@ -242,12 +263,22 @@ def _metrics(given: object) -> tuple[dict[str, Metric], tuple[str, ...]]:
     if not left_out:
         return kept, ()
     return kept, (
-        f"{left_out} of the metrics were left out: at most {MAX_METRICS}, each a finite number, true, false or a text "
-        f"of {MAX_METRIC_TEXT} characters, with a name of at most {MAX_METRIC_NAME}",
+        f"{left_out} of the metrics were left out: at most {MAX_METRICS}, each a finite number, true, false, a list of "
+        f"numbers or a text of {MAX_METRIC_TEXT} characters, with a name of at most {MAX_METRIC_NAME}",
     )
 
 
+def _is_series(value: object) -> bool:
+    """Whether it is a list of finite numbers, such as the rewards of episodes."""
+    if not isinstance(value, list) or len(cast("list[object]", value)) > MAX_SERIES:
+        return False
+    numbers = cast("list[object]", value)
+    return all(isinstance(one, int | float) and not isinstance(one, bool) and abs(one) <= MAX_SCORE for one in numbers)
+
+
 def _is_metric(value: object) -> bool:
+    if isinstance(value, list):
+        return _is_series(cast("list[object]", value))
     if isinstance(value, str):
         return len(value) <= MAX_METRIC_TEXT and value.isprintable()
     return isinstance(value, int | float) and abs(value) <= MAX_SCORE

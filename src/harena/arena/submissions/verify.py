@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import sqlalchemy as sa
-
 from harena.arena.db.files import FileStore
-from harena.arena.db.matches import MatchRecord
-from harena.arena.db.models import EnvironmentKind, Kind, MatchState, State, evaluations, matches, submissions
-from harena.arena.db.records import Evaluation, Submission
+from harena.arena.db.ladder.matches import MatchRecord
+from harena.arena.db.models import EnvironmentKind, MatchState, State, SubmissionKind
+from harena.arena.db.records import EvaluationRecord, SubmissionRecord
+from harena.arena.db.results.finalists import Finalist
 from harena.arena.db.store import Store
 from harena.arena.ladder.matches import play_spec
-from harena.arena.seasons import finals
-from harena.arena.seasons.finals import Finalist
 from harena.arena.settings import EnvironmentSettings
 from harena.arena.submissions import evaluate
 from harena.arena.submissions.service import Submissions
@@ -32,7 +29,7 @@ from harena.match.run.runner import Runner
 from harena.statistics import bootstrap
 
 MATCHES_OF_AGENT = 10
-"""Of an agent on a ladder, so many of its latest are checked."""
+"""How many of the latest matches of a ladder agent are checked."""
 
 
 class Agreement(enum.StrEnum):
@@ -61,14 +58,14 @@ class ResultVerifier:
     def __init__(
         self, store: Store, files: FileStore, submissions: Submissions, *, runner: Runner | None = None
     ) -> None:
-        """Without a runner replays can be checked, but nothing can be played again."""
+        """If there is no runner, replays can be checked but nothing can be played again."""
         self._store = store
         self._files = files
         self._submissions = submissions
         self._runner = runner
 
     def verify_match(self, match_id: str, *, replay: bool = False) -> list[Finding]:
-        """With `replay` the agents also play it again, on the same seed."""
+        """Check a match. If `replay` is set, the agents also play it again, on the same seed."""
         match = self._store.matches.get(match_id)
         if match.state not in (MatchState.FINISHED, MatchState.TIMEOUT) or match.replay_digest is None:
             return [_of_match(match, Agreement.UNCHECKED, f"the match is {match.state} and has no replay")]
@@ -85,38 +82,28 @@ class ResultVerifier:
         submission = self._store.submissions.get(submission_id)
         if self._store.environments.get(submission.env_id).kind is EnvironmentKind.LADDER:
             return self._verify_agent(submission)
-        if submission.kind is Kind.SELF_REPORTED:
+        if submission.kind is SubmissionKind.SELF_REPORTED:
             return [_of(submission, Agreement.UNCHECKED, "a self-reported score: it is the script's own word")]
         every = self._store.submissions.evaluations(submission_id)
         if not every or submission.season_id is None:
             return [_of(submission, Agreement.UNCHECKED, "it was never evaluated")]
         found = [self._evaluate_again(submission, every[-1])]
-        final = finals.find(self._store, submission_id)
+        final = self._store.finalists.find(submission_id)
         if final is not None and final.score is not None:
             found.append(self._final_again(submission, final))
         return found
 
     def sample(self, n: int, *, replay: bool = False) -> list[Finding]:
-        """Of `n` results by chance, matches and evaluations."""
-        scored = (
-            sa.select(submissions.c.id)
-            .where(submissions.c.state == State.RANKED, submissions.c.kind == Kind.VERIFIED)
-            .where(sa.exists().where(evaluations.c.submission_id == submissions.c.id))
-        )
-        over = sa.select(matches.c.id).where(matches.c.replay_digest.is_not(None))
-        chosen = self._some(scored, -(-n // 2))
+        """Check `n` randomly chosen results, both matches and evaluations."""
+        chosen = self._store.submissions.some(-(-n // 2))
         found = [finding for submission_id in chosen for finding in self.verify_submission(submission_id)]
-        for match_id in self._some(over, n - len(chosen)):
+        for match_id in self._store.matches.some(n - len(chosen)):
             found += self.verify_match(match_id, replay=replay)
         return found
 
     # ---- parts ----
 
-    def _some(self, ids: sa.Select[tuple[str]], most: int) -> list[str]:
-        rows = self._store.database.rows(ids.order_by(sa.func.random()).limit(max(0, most)))
-        return [row["id"] for row in rows]
-
-    def _verify_agent(self, submission: Submission) -> list[Finding]:
+    def _verify_agent(self, submission: SubmissionRecord) -> list[Finding]:
         played = self._store.matches.where(
             submission_id=submission.id, state=MatchState.FINISHED, limit=MATCHES_OF_AGENT
         )
@@ -140,7 +127,7 @@ class ResultVerifier:
         detail = f"played again, the agents moved otherwise ({where}): one throws dice, or depends on time"
         return _of_match(match, Agreement.UNLIKE, detail)
 
-    def _evaluate_again(self, submission: Submission, stored: Evaluation) -> Finding:
+    def _evaluate_again(self, submission: SubmissionRecord, stored: EvaluationRecord) -> Finding:
         wrong = self._contradiction(submission, stored)
         if wrong:
             return _of(submission, Agreement.DIFFERS, wrong)
@@ -165,8 +152,8 @@ class ResultVerifier:
         detail = f"evaluated again: {now}, not {stored.score:g}: it throws dice or depends on time; its replays fit"
         return _of(submission, Agreement.UNLIKE, detail)
 
-    def _final_again(self, submission: Submission, stored: Finalist) -> Finding:
-        """In its season's finals."""
+    def _final_again(self, submission: SubmissionRecord, stored: Finalist) -> Finding:
+        """Evaluate it again as in its season's finals."""
         code = self._submissions.code(submission)
         secret = self._store.seasons.final_secret(stored.season_id)
         metrics = stored.metrics or {}
@@ -190,7 +177,7 @@ class ResultVerifier:
             return _of(submission, Agreement.SAME, f"finals again: {stored.episodes} episodes with the same returns")
         return _of(submission, Agreement.UNLIKE, "finals again: other returns: it throws dice or depends on time")
 
-    def _contradiction(self, submission: Submission, stored: Evaluation) -> str:
+    def _contradiction(self, submission: SubmissionRecord, stored: EvaluationRecord) -> str:
         """What is stored of an evaluation must fit together, whatever the agent would do now: its score, its returns,
         and the replays of the episodes that were recorded. Empty: it does."""
         returns: list[float] = stored.metrics.get("returns") or []
@@ -221,7 +208,7 @@ class ResultVerifier:
 
 
 def _scores_of(returns: list[float]) -> tuple[float, float]:
-    """As it is published, and as older versions stored it."""
+    """Return the score as it is published, and as older versions stored it."""
     mean = fmean(returns)
     interval = bootstrap(sorted(returns), seed=evaluate.BOOTSTRAP_SEED)
     return evaluate.published(mean, interval)[0], mean
@@ -253,5 +240,5 @@ def _of_match(match: MatchRecord, verdict: Agreement, detail: str) -> Finding:
     return Finding(what="match", id=match.id, verdict=verdict, detail=detail)
 
 
-def _of(submission: Submission, verdict: Agreement, detail: str) -> Finding:
+def _of(submission: SubmissionRecord, verdict: Agreement, detail: str) -> Finding:
     return Finding(what="submission", id=submission.id, verdict=verdict, detail=detail)

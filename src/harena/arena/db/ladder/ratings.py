@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from harena.arena.db.database import Database, columns
-from harena.arena.db.matches import MatchRecord, MatchRepository, within
+from harena.arena.db.ladder.matches import MatchRecord, MatchRepository, within
 from harena.arena.db.models import Conflict, MatchState, matches, ratings
 from harena.errors import SpecError
 
@@ -78,7 +78,7 @@ class RatingRepository:
         return row["number"] if row else 0
 
     def all(self, env_id: str, *, season_id: int) -> list[StoredRating]:
-        """In the order of the matches, then of the submissions' ids."""
+        """Return all ratings in the order of the matches and then of the submission ids."""
         query = sa.select(*columns(ratings, StoredRating)).join(matches, matches.c.number == ratings.c.match_number)
         order = ratings.c.match_number, ratings.c.submission_id
         return [

@@ -11,9 +11,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from harena.arena.db.accounts.owners import OwnerRepository
 from harena.arena.db.database import Database, columns
 from harena.arena.db.models import KeyRefused, NotFound, Scope, ScopeMissing, has_mark, keys, name_text, owners
-from harena.arena.db.owners import OwnerRepository
 from harena.arena.db.records import page
 from harena.errors import SpecError
 
@@ -22,7 +22,7 @@ MAX_TOKEN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class KeyRecord:
     """An API key without its secret."""
 
     id: str
@@ -45,7 +45,7 @@ class KeyRepository:
 
     def create(
         self, owner: str, scopes: Iterable[Scope], *, label: str = "", lifetime_s: float | None = None
-    ) -> tuple[Key, str]:
+    ) -> tuple[KeyRecord, str]:
         """The key and its token: the only time that the token is known."""
         if has_mark(owner):
             raise SpecError(f"{owner!r:.80} ends like the name of an owner without a key: choose another")
@@ -67,7 +67,7 @@ class KeyRepository:
             )
             return self.get(key_id), token
 
-    def authenticate(self, token: str, scope: Scope) -> Key:
+    def authenticate(self, token: str, scope: Scope) -> KeyRecord:
         """The key of a token, when it is live and has the scope."""
         key_id = _key_id(token)
         row = self._database.row(_KEYS.add_columns(keys.c.digest).where(keys.c.id == key_id))
@@ -81,7 +81,7 @@ class KeyRepository:
             raise ScopeMissing(f"the API key lacks the scope {scope!r}: ask the host for one that has it")
         return key
 
-    def rotate(self, key_id: str, *, grace_s: float = 0.0) -> tuple[Key, str]:
+    def rotate(self, key_id: str, *, grace_s: float = 0.0) -> tuple[KeyRecord, str]:
         """A new key in place of this one, which ends after the grace time."""
         with self._database.begin() as connection:
             old, now = self.get(key_id), self._database.clock()
@@ -98,35 +98,31 @@ class KeyRepository:
             live = (keys.c.id == key_id) & keys.c.revoked_at.is_(None)
             connection.execute(keys.update().where(live).values(revoked_at=self._database.clock()))
 
-    def get(self, key_id: str) -> Key:
+    def get(self, key_id: str) -> KeyRecord:
         row = self._database.row(_KEYS.where(keys.c.id == key_id))
         if row is None:
             raise NotFound(f"no API key {key_id!r:.60}")
         return _key(row)
 
-    def of(self, owner: str) -> list[Key]:
+    def of(self, owner: str) -> list[KeyRecord]:
         return [
             _key(row) for row in self._database.rows(_KEYS.where(owners.c.name == owner).order_by(keys.c.created_at))
         ]
 
-    def all(self, *, limit: int = 100, offset: int = 0) -> list[Key]:
+    def all(self, *, limit: int = 100, offset: int = 0) -> list[KeyRecord]:
         """Everybody's, newest first."""
         query = _KEYS.order_by(keys.c.created_at.desc(), keys.c.id).limit(page(limit)).offset(offset)
         return [_key(row) for row in self._database.rows(query)]
 
-    def exists_for(self, owner: str) -> bool:
-        """Whether the name ever had a key: from then on nobody uses it without one."""
-        return self._database.row(sa.select(keys.c.id).join(owners).where(owners.c.name == owner).limit(1)) is not None
+
+_KEYS = sa.select(*columns(keys, KeyRecord), owners.c.name.label("owner")).join(owners)
 
 
-_KEYS = sa.select(*columns(keys, Key), owners.c.name.label("owner")).join(owners)
-
-
-def _key(row: sa.RowMapping) -> Key:
+def _key(row: sa.RowMapping) -> KeyRecord:
     fields: dict[str, Any] = {name: value for name, value in row.items() if name != "digest"}
     names: str = row["scopes"]
     fields["scopes"] = frozenset(Scope(name) for name in names.split(",") if name)
-    return Key(**fields)
+    return KeyRecord(**fields)
 
 
 def _key_id(token: str) -> str:

@@ -19,11 +19,13 @@ from harena.arena.db.database import Database, columns
 from harena.arena.db.environments import EnvironmentRepository
 from harena.arena.db.models import (
     Conflict,
+    JobState,
     MatchKind,
     MatchState,
     NotFound,
     digest_text,
     environments,
+    jobs,
     matches,
     name_text,
     reason_text,
@@ -37,11 +39,11 @@ MAX_SEED = (1 << 64) - 1
 MAX_SEATS = 64
 MAX_NUMBER = (1 << 63) - 1
 MAX_MATCHES = 1000
-"""In one page of a list."""
+"""Maximum number of matches on one page of a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatchSeat:
+class SeatRecord:
     submission_id: str
     score: float | None
     """None until the match has a result."""
@@ -50,7 +52,7 @@ class MatchSeat:
     reason: str | None = None
     """Why it is not ok. For the agent's owner only."""
     log_digest: str | None = None
-    """Of what it printed, in the file store. For its owner only."""
+    """Digest of its output in the file store. Only the owner may read the output."""
     cpu_s: float | None = None
 
 
@@ -78,7 +80,7 @@ class MatchRecord:
     kind: MatchKind
     tournament_id: str | None
     pairing: int | None
-    """Of a tournament: its number in the schedule; of a challenge: the seat of who asked for it."""
+    """Number of a tournament match in the schedule. For a challenge, the seat of the challenger."""
     state: MatchState
     winner: int | None
     reason: str
@@ -87,7 +89,7 @@ class MatchRecord:
     replay_digest: str | None
     created_at: float
     finished_at: float | None
-    seats: tuple[MatchSeat, ...]
+    seats: tuple[SeatRecord, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +209,21 @@ class MatchRepository:
         newest = of.order_by(seats.c.match_number.desc()).limit(limit)
         return self.select(matches.c.number.in_(newest))[::-1]
 
+    def stray(self, key: str) -> list[str]:
+        """Ids of open matches that no job will play. A match's job has this key with the id behind it."""
+        at_hand = sa.exists().where(
+            jobs.c.key == sa.literal(key) + matches.c.id, jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
+        )
+        # Every one by name, because the index starts with it.
+        somewhere = matches.c.env_id.in_(sa.select(environments.c.env_id))
+        query = sa.select(matches.c.id).where(somewhere, matches.c.state == MatchState.SCHEDULED, ~at_hand)
+        return [row["id"] for row in self._database.rows(query)]
+
+    def some(self, most: int) -> list[str]:
+        """Ids of matches with a replay, by chance."""
+        query = sa.select(matches.c.id).where(matches.c.replay_digest.is_not(None))
+        return [row["id"] for row in self._database.rows(query.order_by(sa.func.random()).limit(max(0, most)))]
+
     def where(
         self,
         *,
@@ -217,9 +234,11 @@ class MatchRepository:
         kind: MatchKind | None = None,
         state: MatchState | None = None,
         before: int | None = None,
+        after: int | None = None,
         limit: int = 50,
     ) -> list[MatchRecord]:
-        """Newest first; `before`: only with smaller numbers."""
+        """Newest first; `before`: only with smaller numbers, the nearest to it; `after`: only with larger ones, the
+        nearest to it."""
         wanted = {
             matches.c.env_id: env_id,
             matches.c.season_id: season_id,
@@ -233,8 +252,11 @@ class MatchRepository:
             which = which.where(matches.c.number.in_(played))
         if before is not None:
             which = which.where(matches.c.number < before)
-        newest = which.order_by(matches.c.number.desc()).limit(max(1, min(limit, MAX_MATCHES)))
-        return self.select(matches.c.number.in_(newest))[::-1]
+        order = matches.c.number.desc()
+        if after is not None:
+            which, order = which.where(matches.c.number > after), matches.c.number.asc()
+        nearest = which.order_by(order).limit(max(1, min(limit, MAX_MATCHES)))
+        return self.select(matches.c.number.in_(nearest))[::-1]
 
     def open(self, *, env_id: str | None = None) -> list[MatchRecord]:
         """Those that have no result yet, oldest first."""
@@ -310,12 +332,12 @@ class MatchRepository:
         return {row["submission_id"]: row["n"] for row in rows}
 
     def select(self, which: sa.ColumnElement[bool]) -> list[MatchRecord]:
-        """In order, each with its seats."""
+        """Return matches in order, each with its seats."""
         rows = self._database.rows(_MATCHES.where(which).order_by(matches.c.number, seats.c.seat))
         found: list[MatchRecord] = []
         for _, group in groupby(rows, key=lambda row: row["number"]):
             of = list(group)
-            taken = tuple(MatchSeat(**{name: row[f"seat_{name}"] for name in _SEAT_FIELDS}) for row in of)
+            taken = tuple(SeatRecord(**{name: row[f"seat_{name}"] for name in _SEAT_FIELDS}) for row in of)
             fields: dict[str, Any] = {name: of[0][name] for name in _MATCH_FIELDS}
             fields["seed"] = int(fields["seed"])
             found.append(MatchRecord(**fields, seats=taken))
@@ -338,7 +360,7 @@ class MatchRepository:
 
 _MATCH_COLUMNS = columns(matches, MatchRecord)
 _MATCH_FIELDS = [column.name for column in _MATCH_COLUMNS]
-_SEAT_COLUMNS = columns(seats, MatchSeat)
+_SEAT_COLUMNS = columns(seats, SeatRecord)
 _SEAT_FIELDS = [column.name for column in _SEAT_COLUMNS]
 _MATCHES = sa.select(*_MATCH_COLUMNS, *(column.label(f"seat_{column.name}") for column in _SEAT_COLUMNS)).join(
     seats, seats.c.match_number == matches.c.number

@@ -12,7 +12,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from harena.arena.db.boards import BoardRepository
+from harena.arena.db.accounts.owners import OwnerRepository
+from harena.arena.db.accounts.quotas import QuotaRepository
 from harena.arena.db.database import Database, columns
 from harena.arena.db.environments import EnvironmentRepository
 from harena.arena.db.events import EventRepository
@@ -20,9 +21,9 @@ from harena.arena.db.models import (
     ACTIVE,
     Conflict,
     Event,
-    Kind,
     NotFound,
     State,
+    SubmissionKind,
     board,
     digest_text,
     evaluations,
@@ -32,9 +33,8 @@ from harena.arena.db.models import (
     submissions,
     transition,
 )
-from harena.arena.db.owners import OwnerRepository
-from harena.arena.db.quotas import QuotaRepository
-from harena.arena.db.records import MAX_PAGE, Evaluation, EvaluationOutcome, Quota, Submission, page
+from harena.arena.db.records import MAX_PAGE, DefaultQuota, EvaluationOutcome, EvaluationRecord, SubmissionRecord, page
+from harena.arena.db.results.boards import BoardRepository
 from harena.arena.db.seasons import SeasonRepository
 from harena.errors import SpecError
 
@@ -67,14 +67,16 @@ class SubmissionRepository:
         algorithm: str,
         digest: str,
         main_file: str,
+        submission_id: str | None = None,
         client_id: str | None = None,
         anonymous: bool = False,
-        kind: Kind = Kind.VERIFIED,
+        kind: SubmissionKind = SubmissionKind.VERIFIED,
         warnings: Sequence[str] = (),
-        quota: Quota | None = None,
-    ) -> Submission:
-        """Received, and counted against the quota."""
-        now, submission_id = self._database.clock(), uuid.uuid4().hex
+        quota: DefaultQuota | None = None,
+    ) -> SubmissionRecord:
+        """Received, and counted against the quota. `submission_id`, 32 hexadecimal digits, is its id; raises Conflict
+        when there is one with that id."""
+        now, submission_id = self._database.clock(), submission_id or uuid.uuid4().hex
         values = {
             "id": submission_id,
             "env_id": env_id,
@@ -84,16 +86,18 @@ class SubmissionRepository:
             "client_id": None if client_id is None else name_text(client_id, "a client's id"),
             "anonymous": anonymous,
             "warnings": reason_text("\n".join(warnings)),
-            "kind": Kind(kind),
+            "kind": SubmissionKind(kind),
             "state": State.RECEIVED,
             "reason": "",
             "created_at": now,
             "updated_at": now,
         }
         with self._database.begin() as connection:
+            if self._database.row(sa.select(submissions.c.id).where(submissions.c.id == submission_id)) is not None:
+                raise Conflict(f"the id {submission_id} is taken: send a new client_id")
             season_id, who = self._open_season(env_id), self._owners.ensure(owner)
             self._owners.lock(who.id)
-            self._quotas.check_owner(who, quota or Quota())
+            self._quotas.check_owner(who, quota or DefaultQuota())
             same = (submissions.c.owner_id == who.id) & (submissions.c.env_id == env_id)
             newest = sa.select(sa.func.max(submissions.c.version).label("version"))
             row = self._database.row(newest.where(same, submissions.c.algorithm == algorithm))
@@ -105,13 +109,13 @@ class SubmissionRepository:
             self._tell(made)
             return made
 
-    def get(self, submission_id: str) -> Submission:
+    def get(self, submission_id: str) -> SubmissionRecord:
         row = self._database.row(_SUBMISSIONS.where(submissions.c.id == submission_id))
         if row is None:
             raise NotFound(f"no submission {submission_id!r:.60}")
-        return Submission(**row)
+        return SubmissionRecord(**row)
 
-    def of(self, owner: str, *, limit: int = 50, offset: int = 0) -> list[Submission]:
+    def of(self, owner: str, *, limit: int = 50, offset: int = 0) -> list[SubmissionRecord]:
         return self.where(owner=owner, limit=limit, offset=offset)
 
     def where(
@@ -124,7 +128,7 @@ class SubmissionRepository:
         client_id: str | None = None,
         limit: int = 50,
         offset: int = 0,
-    ) -> list[Submission]:
+    ) -> list[SubmissionRecord]:
         """Newest first, without the deleted ones. `client_id` finds only what was sent without a key."""
         query = _SUBMISSIONS.where(submissions.c.deleted_at.is_(None))
         if owner is not None:
@@ -138,7 +142,7 @@ class SubmissionRepository:
         if client_id is not None:
             query = query.where(submissions.c.client_id == client_id, submissions.c.anonymous.is_(True))
         query = query.order_by(submissions.c.created_at.desc(), submissions.c.id).limit(page(limit)).offset(offset)
-        return [Submission(**row) for row in self._database.rows(query)]
+        return [SubmissionRecord(**row) for row in self._database.rows(query)]
 
     def totals(self) -> dict[str, tuple[int, int]]:
         """Entries of the board and submissions, by environment."""
@@ -155,13 +159,15 @@ class SubmissionRepository:
             self._database.row(sa.select(submissions.c.id).where(submissions.c.digest == digest).limit(1)) is not None
         )
 
-    def in_states(self, states: Sequence[State], *, limit: int = MAX_PAGE) -> list[Submission]:
+    def in_states(self, states: Sequence[State], *, limit: int = MAX_PAGE) -> list[SubmissionRecord]:
         """Oldest first: what to carry on with after a restart."""
         query = _SUBMISSIONS.where(submissions.c.state.in_(list(states)))
         query = query.order_by(submissions.c.created_at, submissions.c.id).limit(page(limit))
-        return [Submission(**row) for row in self._database.rows(query)]
+        return [SubmissionRecord(**row) for row in self._database.rows(query)]
 
-    def move(self, submission_id: str, event: Event, *, reason: str = "", seen: State | None = None) -> Submission:
+    def move(
+        self, submission_id: str, event: Event, *, reason: str = "", seen: State | None = None
+    ) -> SubmissionRecord:
         """Changes the state by `event`; with `seen`, only if the state is still that one."""
         if event in (Event.CHECK, Event.RANK, Event.REJECT, Event.FAIL):
             raise SpecError(f"use the method {event}: it writes more than the state")
@@ -176,7 +182,7 @@ class SubmissionRepository:
         log_digest: str | None = None,
         seen: State | None = None,
         also: Mapping[str, Any] | None = None,
-    ) -> Submission:
+    ) -> SubmissionRecord:
         with self._database.begin() as connection:
             before = self.get(submission_id)
             if seen is not None and before.state is not seen:
@@ -201,13 +207,24 @@ class SubmissionRepository:
             self._tell(moved)
             return moved
 
-    def check(self, submission_id: str, kind: Kind) -> Submission:
+    def check(self, submission_id: str, kind: SubmissionKind) -> SubmissionRecord:
         """Found fit to run, as an agent or as a script. A score of the other kind is dropped."""
         with self._database.begin():
-            same = self.get(submission_id).kind is Kind(kind)
-            return self._move(submission_id, Event.CHECK, also={"kind": Kind(kind), **({} if same else _NO_SCORE)})
+            same = self.get(submission_id).kind is SubmissionKind(kind)
+            return self._move(
+                submission_id, Event.CHECK, also={"kind": SubmissionKind(kind), **({} if same else _NO_SCORE)}
+            )
 
-    def set_job(self, submission_id: str, job_id: int) -> Submission:
+    def set_kind(self, submission_id: str, kind: SubmissionKind) -> None:
+        """While it runs: as an agent it failed, and it is tried as a script, or the other way round. A score of the
+        other kind is dropped."""
+        with self._database.begin() as connection:
+            before = self.get(submission_id)
+            changed = submissions.update().where(submissions.c.id == submission_id)
+            connection.execute(changed.values(kind=SubmissionKind(kind), **_NO_SCORE))
+            self._boards.refresh(before)
+
+    def set_job(self, submission_id: str, job_id: int) -> SubmissionRecord:
         """The job that evaluates it from now on."""
         with self._database.begin() as connection:
             connection.execute(submissions.update().where(submissions.c.id == submission_id).values(job_id=job_id))
@@ -220,7 +237,7 @@ class SubmissionRepository:
         *,
         log_digest: str | None = None,
         warnings: Sequence[str] = (),
-    ) -> Submission:
+    ) -> SubmissionRecord:
         """Keeps the evaluation and puts its score on the board of the submission's kind."""
         scores = {"score": outcome.score, "low": outcome.low, "high": outcome.high}
         with self._database.begin() as connection:
@@ -238,17 +255,21 @@ class SubmissionRepository:
             )
             return ranked
 
-    def enter(self, submission_id: str, *, log_digest: str | None = None, warnings: Sequence[str] = ()) -> Submission:
+    def enter(
+        self, submission_id: str, *, log_digest: str | None = None, warnings: Sequence[str] = ()
+    ) -> SubmissionRecord:
         """Ranked without a score: it can play, and what it is worth the ladder's matches will show."""
         with self._database.begin():
             also = self._warned(submission_id, warnings)
             return self._move(submission_id, Event.RANK, log_digest=log_digest, also=also)
 
-    def reject(self, submission_id: str, reason: str, *, log_digest: str | None = None) -> Submission:
+    def reject(self, submission_id: str, reason: str, *, log_digest: str | None = None) -> SubmissionRecord:
         """The code is not acceptable; what it had scored before no longer counts."""
         return self._move(submission_id, Event.REJECT, reason=reason, log_digest=log_digest, also=_NO_SCORE)
 
-    def fail(self, submission_id: str, reason: str, *, platform: bool, log_digest: str | None = None) -> Submission:
+    def fail(
+        self, submission_id: str, reason: str, *, platform: bool, log_digest: str | None = None
+    ) -> SubmissionRecord:
         """A platform fault gives the quota back and leaves an earlier score alone; the agent's own takes it away."""
         with self._database.begin():
             dropped = {} if platform else _NO_SCORE
@@ -257,7 +278,7 @@ class SubmissionRepository:
                 self._quotas.refund(submission_id)
             return failed
 
-    def delete(self, submission_id: str) -> Submission:
+    def delete(self, submission_id: str) -> SubmissionRecord:
         """Takes it off the board and out of lists. Matches that it played stay: others' ratings rest on them."""
         with self._database.begin() as connection:
             before = self.get(submission_id)
@@ -273,17 +294,33 @@ class SubmissionRepository:
                 self._events.publish(f"submission:{before.id}", "state", body)
             return self.get(submission_id)
 
-    def charge_again(self, submission_id: str, quota: Quota) -> None:
-        """For one more evaluation: as much as a submission counts."""
+    def charge_again(self, submission_id: str, quota: DefaultQuota) -> None:
+        """Charge the quota for one more evaluation, which counts as much as a submission."""
         with self._database.begin():
             owner = self._owners.ensure(self.get(submission_id).owner)
             self._owners.lock(owner.id)
             self._quotas.check_owner(owner, quota)
             self._quotas.charge(submission_id, owner.id)
 
-    def evaluations(self, submission_id: str) -> list[Evaluation]:
-        query = sa.select(*columns(evaluations, Evaluation)).where(evaluations.c.submission_id == submission_id)
-        return [Evaluation(**row) for row in self._database.rows(query.order_by(evaluations.c.id))]
+    def active(self, season_id: int) -> list[tuple[str, int | None]]:
+        """Ids of a season's submissions that are not evaluated yet, with those of their jobs."""
+        query = sa.select(submissions.c.id, submissions.c.job_id).where(
+            submissions.c.season_id == season_id, submissions.c.state.in_(sorted(ACTIVE))
+        )
+        return [(row["id"], row["job_id"]) for row in self._database.rows(query)]
+
+    def some(self, most: int) -> list[str]:
+        """Ids of verified submissions with an evaluation, by chance."""
+        query = (
+            sa.select(submissions.c.id)
+            .where(submissions.c.state == State.RANKED, submissions.c.kind == SubmissionKind.VERIFIED)
+            .where(sa.exists().where(evaluations.c.submission_id == submissions.c.id))
+        )
+        return [row["id"] for row in self._database.rows(query.order_by(sa.func.random()).limit(max(0, most)))]
+
+    def evaluations(self, submission_id: str) -> list[EvaluationRecord]:
+        query = sa.select(*columns(evaluations, EvaluationRecord)).where(evaluations.c.submission_id == submission_id)
+        return [EvaluationRecord(**row) for row in self._database.rows(query.order_by(evaluations.c.id))]
 
     # ---- parts ----
 
@@ -302,7 +339,7 @@ class SubmissionRepository:
         known = [line for line in self.get(submission_id).warnings.split("\n") if line]
         return {"warnings": reason_text("\n".join(dict.fromkeys((*known, *warnings))))}
 
-    def _tell(self, submission: Submission) -> None:
+    def _tell(self, submission: SubmissionRecord) -> None:
         """Everybody may hear it: no reason, no warning, no name of a file."""
         body: dict[str, Any] = {"id": submission.id, "state": submission.state.value, "env_id": submission.env_id}
         if submission.state is State.RANKED:
@@ -311,4 +348,4 @@ class SubmissionRepository:
 
 
 _NO_SCORE = {"score": None, "low": None, "high": None}
-_SUBMISSIONS = sa.select(*columns(submissions, Submission), owners.c.name.label("owner")).join(owners)
+_SUBMISSIONS = sa.select(*columns(submissions, SubmissionRecord), owners.c.name.label("owner")).join(owners)

@@ -10,11 +10,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from harena.arena.db.accounts.owners import OwnerRepository
 from harena.arena.db.database import Database, columns
 from harena.arena.db.events import EventRepository
-from harena.arena.db.models import Kind, board, named, owners, submissions
-from harena.arena.db.owners import OwnerRepository
-from harena.arena.db.records import BoardEntry, Filter, Sort, Submission, page
+from harena.arena.db.models import SubmissionKind, board, named, owners, submissions
+from harena.arena.db.records import BoardRecord, Filter, Sort, SubmissionRecord, page
 from harena.arena.db.seasons import SeasonRepository
 
 CROWD = 7000
@@ -34,32 +34,32 @@ class BoardRepository:
         self,
         env_id: str,
         *,
-        kind: Kind = Kind.VERIFIED,
+        kind: SubmissionKind = SubmissionKind.VERIFIED,
         where: Filter | None = None,
         sort: Sort = Sort.SCORE_DESC,
         limit: int = 50,
         offset: int = 0,
-    ) -> list[BoardEntry]:
+    ) -> list[BoardRecord]:
         """The best entry of each owner and algorithm, of one kind."""
         where = where or Filter()
         crowded = self._crowded(env_id, kind, where, sort)
         query = board_query(env_id, kind, where, sort, crowded=crowded).limit(page(limit)).offset(offset)
-        return [BoardEntry(**row) for row in self._database.rows(query)]
+        return [BoardRecord(**row) for row in self._database.rows(query)]
 
-    def size(self, env_id: str, *, kind: Kind = Kind.VERIFIED, where: Filter | None = None) -> int:
+    def size(self, env_id: str, *, kind: SubmissionKind = SubmissionKind.VERIFIED, where: Filter | None = None) -> int:
         """Entries that `leaderboard` would give without a limit."""
         entries = board_query(env_id, kind, where or Filter(), Sort.SCORE_DESC).order_by(None)
         row = self._database.row(entries.with_only_columns(sa.func.count().label("n"), maintain_column_froms=True))
         return row["n"] if row else 0
 
     def clear(self, env_id: str) -> None:
-        """For a new season. The submissions keep their scores."""
+        """Empty the board for a new season. The submissions keep their scores."""
         with self._database.begin() as connection:
             connection.execute(board.delete().where(board.c.env_id == env_id))
             self._events.publish(f"board:{env_id}", "board", {"score": None})
 
-    def refresh(self, of: Submission) -> None:
-        """From the submissions, whatever was there before. Called inside `begin()`."""
+    def refresh(self, of: SubmissionRecord) -> None:
+        """Recompute an owner's entry from the submissions. Called inside `begin()`."""
         live = self._seasons.live(of.env_id)
         if of.season_id != (live.id if live else None):
             return  # its season's board is history
@@ -79,13 +79,13 @@ class BoardRepository:
 
     # ---- parts ----
 
-    def _crowded(self, env_id: str, kind: Kind, where: Filter, sort: Sort) -> bool:
+    def _crowded(self, env_id: str, kind: SubmissionKind, where: Filter, sort: Sort) -> bool:
         """Whether the range that the board is not sorted by leaves many entries."""
         by_score = Sort(sort) is Sort.SCORE_DESC
         range_ = _between(board.c.at, *where.dates) if by_score else _between(board.c.score, *where.scores)
         if not range_ or where.user is not None:
             return False
-        some = sa.select(board.c.at).where(board.c.env_id == env_id, board.c.kind == Kind(kind), *range_)
+        some = sa.select(board.c.at).where(board.c.env_id == env_id, board.c.kind == SubmissionKind(kind), *range_)
         row = self._database.row(sa.select(sa.func.count().label("n")).select_from(some.limit(CROWD).subquery()))
         return row is not None and row["n"] >= CROWD
 
@@ -107,18 +107,18 @@ _BEST = (
 
 # Not joins: a planner that started from the owners would read the whole board.
 _OWNER_NAME = sa.select(owners.c.name).where(owners.c.id == board.c.owner_id).scalar_subquery().label("owner")
-_ENTRIES = sa.select(*columns(board, BoardEntry), _OWNER_NAME)
+_ENTRIES = sa.select(*columns(board, BoardRecord), _OWNER_NAME)
 
 
 def board_query(
-    env_id: str, kind: Kind, where: Filter, sort: Sort, *, crowded: bool = False
+    env_id: str, kind: SubmissionKind, where: Filter, sort: Sort, *, crowded: bool = False
 ) -> sa.Select[*tuple[Any, ...]]:
     """Says to the planner, who does not know how many rows a filter leaves, which index to take: a column plus 0 is in
     none. One owner has few entries, so these are sorted; of a crowded range, the first 50 in order are soon found."""
     by_score, alone = Sort(sort) is Sort.SCORE_DESC, where.user is not None
     score = board.c.score + 0 if alone or (crowded and not by_score) else board.c.score
     at = board.c.at + 0 if alone or (crowded and by_score) else board.c.at
-    query = _ENTRIES.where(board.c.env_id == env_id, board.c.kind == Kind(kind))
+    query = _ENTRIES.where(board.c.env_id == env_id, board.c.kind == SubmissionKind(kind))
     if where.user is not None:
         query = query.where(board.c.owner_id.in_(sa.select(owners.c.id).where(named(owners.c.name, where.user))))
     if where.algorithm is not None:

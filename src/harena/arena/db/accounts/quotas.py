@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from harena.arena.db.accounts.owners import OwnerRecord, OwnerRepository
 from harena.arena.db.database import Database
 from harena.arena.db.models import ACTIVE, QuotaExceeded, charges, submissions
-from harena.arena.db.owners import Owner, OwnerRepository
-from harena.arena.db.records import Quota
+from harena.arena.db.records import DefaultQuota
 
 DAY_S = 86400
 
@@ -22,7 +22,7 @@ class QuotaRepository:
         found = self._owners.find(owner)
         return (0, 0) if found is None else self._used(found.id)
 
-    def check(self, owner: str, quota: Quota) -> None:
+    def check(self, owner: str, quota: DefaultQuota) -> None:
         """Raise QuotaExceeded where adding a submission would, before any work is done."""
         found = self._owners.find(owner)
         if found is not None:
@@ -38,7 +38,7 @@ class QuotaRepository:
                 == 1
             )
 
-    def check_owner(self, owner: Owner, default: Quota) -> None:
+    def check_owner(self, owner: OwnerRecord, default: DefaultQuota) -> None:
         """Raises QuotaExceeded. `default` counts where the owner has no numbers of their own."""
         per_day = default.per_day if owner.per_day is None else owner.per_day
         at_once = default.at_once if owner.at_once is None else owner.at_once

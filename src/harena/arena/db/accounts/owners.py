@@ -13,7 +13,7 @@ from harena.arena.db.records import page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class OwnerRecord:
     id: str
     name: str
     per_day: int | None
@@ -26,7 +26,7 @@ class OwnerRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def ensure(self, name: str) -> Owner:
+    def ensure(self, name: str) -> OwnerRecord:
         """The owner of that name, made on first use."""
         if isinstance(name, str) and (found := self.find(name)) is not None:  # pyright: ignore[reportUnnecessaryIsInstance]
             return found  # also one whose name was taken before names were checked as they are now
@@ -40,17 +40,17 @@ class OwnerRepository:
         assert made is not None
         return made
 
-    def find(self, name: str) -> Owner | None:
-        row = self._database.row(sa.select(*columns(owners, Owner)).where(owners.c.name == name))
-        return Owner(**row) if row else None
+    def find(self, name: str) -> OwnerRecord | None:
+        row = self._database.row(sa.select(*columns(owners, OwnerRecord)).where(owners.c.name == name))
+        return OwnerRecord(**row) if row else None
 
-    def all(self, *, limit: int = 100, offset: int = 0) -> list[Owner]:
-        """By name."""
-        query = sa.select(*columns(owners, Owner)).order_by(owners.c.name).limit(page(limit)).offset(offset)
-        return [Owner(**row) for row in self._database.rows(query)]
+    def all(self, *, limit: int = 100, offset: int = 0) -> list[OwnerRecord]:
+        """List owners by name."""
+        query = sa.select(*columns(owners, OwnerRecord)).order_by(owners.c.name).limit(page(limit)).offset(offset)
+        return [OwnerRecord(**row) for row in self._database.rows(query)]
 
-    def set_quota(self, name: str, *, per_day: int | None, at_once: int | None) -> Owner:
-        """For this owner alone; None: the host's default."""
+    def set_quota(self, name: str, *, per_day: int | None, at_once: int | None) -> OwnerRecord:
+        """Set the quota of this owner alone. None restores the host's default."""
         owner_id = self.ensure(name).id
         with self._database.begin() as connection:
             connection.execute(owners.update().where(owners.c.id == owner_id).values(per_day=per_day, at_once=at_once))

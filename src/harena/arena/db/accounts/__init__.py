@@ -1,0 +1,1 @@
+"""Repositories of owners, their API keys and their quotas."""

@@ -1,0 +1,1 @@
+"""Repositories of matches and of what follows from them."""

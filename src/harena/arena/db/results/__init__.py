@@ -1,0 +1,1 @@
+"""Repositories of submissions and of what they scored."""

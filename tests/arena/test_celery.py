@@ -1,0 +1,111 @@
+"""Celery rings, the job table decides: lost, doubled and late messages change nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from support import servers
+from support.entries import ENV
+from support.killable import until
+
+pytest.importorskip("gymnasium")
+
+from harena.api.worker import celery_bell
+from harena.arena.arena import Arena, Roles
+from harena.arena.db.models import State
+from harena.arena.settings import Settings
+from harena.arena.submissions.intake import Upload
+from harena.errors import SpecError
+
+pytestmark = pytest.mark.services
+
+SECRET = "only for tests, and 16 bytes at least"
+AGENT = b"def act(observation): return int(observation[2] + observation[3] > 0)\n"
+
+
+@pytest.fixture(scope="module")
+def redis():
+    pytest.importorskip("celery", reason="no Celery here: pip install 'harena[celery]'")
+    if shutil.which("redis-server") is None:
+        pytest.skip("no Redis here: apt-get install redis-server")
+    server = servers.Redis()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def site(tmp_path, postgres_url, redis):
+    """An arena without workers that rings, and a way to start workers that are called."""
+    environ = {
+        "DATABASE_URL": postgres_url,
+        "SECRET_KEY": SECRET,
+        "HARENA_WORKERS": "1",
+        "CELERY_BROKER_URL": redis.url,
+    }
+    arena = Arena(Settings.from_env(tmp_path, environ), Roles(workers=False))
+    arena.put_environment(ENV, settings={"episodes": 2, "practice_episodes": 1})
+    arena.start()
+    bell = celery_bell.CeleryBell(arena, redis.url)
+    bell.start()
+    crew = []
+
+    def work():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harena", "worker", "--celery", "--metrics-port", "off", "--data", tmp_path],
+            env={**os.environ, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        crew.append(process)
+        assert "Celery" in process.stdout.readline()
+        return process
+
+    def send(number):
+        upload = Upload(name="a.py", data=AGENT + b"#%d\n" % number)
+        return arena.submissions.submit([upload], owner="ann", env_id=ENV, algorithm=f"A{number}").id
+
+    arena.work, arena.send = work, send
+    yield arena
+    for process in crew:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    bell.stop()
+    arena.stop(0)
+
+
+def ranked(arena, *sent):
+    return all(arena.store.submissions.get(one).state is State.RANKED for one in sent)
+
+
+def test_a_worker_that_celery_calls_does_jobs_also_when_the_broker_was_lost_with_all_messages(site, redis):
+    process = site.work()
+    first = site.send(1)
+    until(lambda: ranked(site, first))
+    redis.kill()
+    second = site.send(2)
+    redis.start()
+    until(lambda: ranked(site, first, second))
+    app = celery_bell.celery_app(redis.url)
+    for _ in range(20):  # nothing to do: nothing happens
+        app.send_task(celery_bell.TASK)
+    app.close()
+    third = site.send(3)
+    until(lambda: ranked(site, third))
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert [len(site.store.submissions.evaluations(one)) for one in (first, second, third)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("url", ["", "http://x", "sqs://", "memory://"])
+def test_another_broker_is_refused(url):
+    with pytest.raises(SpecError, match="redis://"):
+        celery_bell.celery_app(url)
