@@ -6,15 +6,15 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from served import ENV, LADDER, Server
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
-from harena.api.limits import Rate, RequestLimits
+from harena.api.http.limits import Rate, RequestLimits
 from harena.arena.arena import Arena
 from harena.arena.db.models import Scope
-from harena.arena.db.records import Quota
+from harena.arena.db.records import DefaultQuota
 from harena.arena.settings import Settings
+from support.served import ENV, LADDER, Server
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def new_arena(tmp_path_factory):
 
     def make(**more):
         folder = tmp_path_factory.mktemp("arena")
-        values = {"anonymous_submit": True, "workers": 1, "quota": Quota(per_day=None, at_once=None), **more}
+        values = {"anonymous_submit": True, "workers": 1, "quota": DefaultQuota(per_day=None, at_once=None), **more}
         arena = Arena(
             Settings(
                 data=folder, database_url=f"sqlite:///{folder}/arena.db", secret_key=b"only for tests " * 3, **values

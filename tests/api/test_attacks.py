@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from served import ENV, LADDER, bearer, ranked, upload
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
-from harena.api.middleware import PAGE_CSP
+from harena.api.http.middleware import PAGE_CSP
+from support.served import ENV, LADDER, bearer, ranked, upload
 
 XSS = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
 SHAPE = {"code", "detail", "hint", "request_id"}

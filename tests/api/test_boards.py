@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-from served import SCRIPT, bearer, rank, ranked, submitted
 
+from harena.api.answers import boards
 from harena.arena.db.models import Event, unmarked
 from harena.arena.db.records import EvaluationOutcome
+from support.served import SCRIPT, bearer, rank, ranked, submitted
 
 ENV = "Acrobot-v1"
 
@@ -151,3 +152,42 @@ def test_an_ended_season_keeps_its_board_and_reveals_its_secret(client, arena, h
     assert client.get(f"/v1/submissions/{submission_id}/replays").json() == {"replays": []}
     started = client.post("/v1/seasons", headers=bearer(host), json={"env_id": env_id, "name": "season 2"})
     assert (started.status_code, started.json()["secret"]) == (201, None)
+
+
+def test_lists_and_exports_come_from_the_cache_until_something_changes(client, arena, app, monkeypatch):
+    monkeypatch.setattr(boards, "KEEP_S", 3600.0)
+    app.state.api.boards.forget()
+    listed = client.get("/v1/environments").json()
+    exported = client.get(f"/v1/export/board?env_id={ENV}").content
+    queries = app.state.api.queries
+    with monkeypatch.context() as unread:
+        unread.setattr(queries, "environment_counts", None)
+        assert client.get("/v1/environments").json() == listed
+        etag = client.get("/v1/environments").headers["etag"]
+        assert client.get("/v1/environments", headers={"If-None-Match": etag}).status_code == 304
+        assert client.get(f"/v1/export/board?env_id={ENV}").content == exported
+    ranked(arena, client, user_id="cached", env_id=ENV, score=-1.0)
+
+    def entries():
+        return {env["env_id"]: env["entries"] for env in client.get("/v1/environments").json()["environments"]}[ENV]
+
+    settled(entries, 1)
+    assert b"cached" in client.get(f"/v1/export/board?env_id={ENV}").content
+
+
+def test_the_list_of_environments_shows_a_change_of_the_host_at_once(client, host):
+    headers = {"Authorization": f"Bearer {host}"}
+    client.get("/v1/environments")
+    body = {"env_id": "MountainCar-v0", "settings": {"title": "A hill"}}
+    assert client.put("/v1/admin/environments", json=body, headers=headers).status_code == 200
+    titles = [env["title"] for env in client.get("/v1/environments").json()["environments"]]
+    assert "A hill" in titles
+
+
+def test_a_private_list_is_never_kept_for_others(client, arena, new_key):
+    headers = bearer(new_key()[1])
+    code = {"file": ("a.py", b"def act(o):\n    return 0\n")}
+    sent = client.post("/v1/submissions", files=code, data={"env_id": ENV}, headers=headers)
+    mine = client.get(f"/v1/export/submissions?env_id={ENV}", headers=headers).text
+    assert sent.json()["id"] in mine
+    assert sent.json()["id"] not in client.get(f"/v1/export/submissions?env_id={ENV}").text

@@ -9,7 +9,8 @@ import time
 import uuid
 
 import pytest
-from served import AGENT, SCRIPT
+
+from support.served import AGENT, SCRIPT
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="host: no curl")
 
@@ -41,7 +42,13 @@ def test_submit_one_file_and_poll_its_result(curl):
     answer = json.loads(
         curl("-F file=@agent.py -F env_id=CartPole-v1 -F algorithm=Zero -F user_id=ann HOST/api/submit/")
     )
-    assert answer == {"id": answer["id"], "status": "queued", "env_id": "CartPole-v1", "algorithm": "Zero"}
+    assert answer == {
+        "id": answer["id"],
+        "status": "queued",
+        "env_id": "CartPole-v1",
+        "algorithm": "Zero",
+        "board": "verified",
+    }
     result = wait(curl, answer["id"])
     assert result["status"] == "completed"
     assert result["error"] is None
@@ -99,7 +106,7 @@ def test_filters_and_sorting_of_the_leaderboard(curl):
 
 
 def test_the_older_paths(curl):
-    answer = json.loads(curl("-F file=@agent.py -F user_id=old -F client_id=my-own-id HOST/submissions/"))
+    answer = json.loads(curl("-F file=@agent.py -F user_id=old -H X-Client-Id:my-own-id HOST/submissions/"))
     assert answer["status"] == "queued"
     assert wait(curl, answer["id"], "submissions")["status"] == "completed"
     assert any(entry["user_id"] == "old" for entry in json.loads(curl("HOST/leaderboard/CartPole-v1?limit=100")))
@@ -134,7 +141,7 @@ def test_health_metrics_and_docs(curl, tmp_path):
     for answer in sent[:3]:
         wait(curl, answer["id"])
     curl("HOST/api/leaderboard/")
-    assert json.loads(curl("HOST/health"))["status"] == "ok"
+    assert json.loads(curl("HOST/health"))["status"] == "healthy"
     text = curl("HOST/metrics")
     for name in (
         'submissions_received_total{mode="file"}',

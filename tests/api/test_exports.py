@@ -8,7 +8,8 @@ import io
 import json
 
 import pytest
-from served import bearer, failed, ranked
+
+from support.served import bearer, failed, ranked
 
 ENV = "Pendulum-v1"
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", '=HYPERLINK("http://evil")']

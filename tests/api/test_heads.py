@@ -9,10 +9,10 @@ import time
 
 import httpx
 import pytest
-from served import Server
 
 from harena.api.app import create_app
-from harena.api.limits import RequestLimits
+from harena.api.http.limits import RequestLimits
+from support.served import Server
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 LIMITS = RequestLimits(head_s=1.0, head_bytes=16 << 10, connections_of_loopback=20, write_s=1.0)

@@ -6,8 +6,9 @@ import json
 import time
 
 import pytest
-from served import bearer, submitted
 from starlette.testclient import TestClient
+
+from support.served import bearer, submitted
 
 pytest.importorskip("gymnasium")
 
@@ -15,7 +16,7 @@ from harena.api.app import create_app
 from harena.arena.db.models import Scope
 from harena.arena.queue.kinds import BY_NAME
 from harena.arena.submissions import evaluate
-from harena.arena.submissions import service as submissions_module
+from harena.arena.work import handlers, perform
 
 LAKE = "FrozenLake-v1"
 # Prints and shows how long it was in each episode.
@@ -46,7 +47,7 @@ def hidden(new_arena):
 
 def play(arena, kind):
     job = arena.queue.claim(kind, "worker")
-    commit = BY_NAME[kind].handler(arena)(job, lambda: False)
+    commit = handlers.handler(arena, BY_NAME[kind])(job, lambda: False)
     with arena.store.begin():
         arena.queue.finish(job)
         commit()
@@ -121,7 +122,7 @@ def test_how_long_it_took_is_told_in_steps(hidden):
         line for line in client.get("/metrics").text.splitlines() if line.startswith("evaluation_duration_seconds_sum")
     ]
     took = float(line.split()[-1])
-    assert took == pytest.approx(submissions_module.release_s(took - 1e-6))
+    assert took == pytest.approx(perform.release_s(took - 1e-6))
 
 
 def test_the_log_is_that_of_the_practice_and_the_owners(hidden):

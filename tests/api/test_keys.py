@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from served import bearer, submitted, upload
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
 from harena.api.auth import COOKIE
 from harena.arena.db.models import Scope
+from support.served import bearer, submitted, upload
 
 
 def code(answer):

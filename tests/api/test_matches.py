@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
-from served import LADDER, bearer, events, submitted
 
-from harena.api import shapes
+from harena import schema
+from harena.api.answers.openapi import listed, model
 from harena.arena.db.models import Scope
 from harena.arena.submissions import evaluate
 from harena.match.replay.replay import Replay
+from support.served import LADDER, bearer, events, submitted
 
 PLAYER = b"""
 import random
@@ -210,43 +211,43 @@ def test_exports_of_matches_and_ratings(playing, players):
 def test_answers_are_as_the_document_says(playing, players):
     tokens, ids = players
     paths = {
-        "/v1": shapes.Root,
-        "/v1/me": shapes.Me,
-        "/v1/keys": shapes.Keys,
-        "/v1/environments": shapes.Environments,
-        f"/v1/environments/{LADDER}": shapes.EnvironmentDetails,
-        f"/v1/boards?env_id={LADDER}": shapes.Board,
-        f"/v1/seasons?env_id={LADDER}": shapes.Seasons,
-        "/v1/submissions": shapes.Submissions,
-        f"/v1/submissions/{ids['ann']}": shapes.Submission,
-        f"/v1/agents?owner=ann&algorithm=Custom&env_id={LADDER}": shapes.Agent,
-        f"/v1/submissions/{ids['ann']}/ratings": shapes.Ratings,
-        f"/v1/submissions/{ids['ann']}/opponents": shapes.Opponents,
-        "/v1/matches": shapes.Matches,
-        "/v1/tournaments": shapes.Tournaments,
-        "/v1/admin/queue": shapes.JobQueue,
-        "/v1/admin/benched": shapes.Benched,
-        "/v1/admin/owners": shapes.Owners,
-        "/v1/admin/environments": shapes.EnvironmentsWithSettings,
-        f"/api/results/{ids['ann']}": shapes.Result,
-        "/health": shapes.Health,
+        "/v1": model(schema.About),
+        "/v1/me": model(schema.Me),
+        "/v1/keys": listed(schema.Key, "keys"),
+        "/v1/environments": listed(schema.Environment, "environments"),
+        f"/v1/environments/{LADDER}": model(schema.EnvironmentDetails),
+        f"/v1/boards?env_id={LADDER}": model(schema.Board),
+        f"/v1/seasons?env_id={LADDER}": listed(schema.Season, "seasons"),
+        "/v1/submissions": listed(schema.Submission, "submissions"),
+        f"/v1/submissions/{ids['ann']}": model(schema.Submission),
+        f"/v1/agents?owner=ann&algorithm=Custom&env_id={LADDER}": model(schema.AgentVersions),
+        f"/v1/submissions/{ids['ann']}/ratings": listed(schema.RatingPoint, "points"),
+        f"/v1/submissions/{ids['ann']}/opponents": listed(schema.Opponent, "opponents"),
+        "/v1/matches": listed(schema.Match, "matches"),
+        "/v1/tournaments": listed(schema.Tournament, "tournaments"),
+        "/v1/admin/queue": model(schema.JobQueue),
+        "/v1/admin/benched": listed(schema.BenchedAgent, "benched"),
+        "/v1/admin/owners": listed(schema.OwnerSummary, "owners"),
+        "/v1/admin/environments": listed(schema.EnvironmentWithSettings, "environments"),
+        f"/api/results/{ids['ann']}": model(schema.ContractResult),
+        "/health": model(schema.Health),
     }
     with playing.client(**bearer(tokens["host"])) as client:
         client.post("/v1/tournaments", json={"env_id": LADDER, "name": "shapes", "participants": list(ids.values())})
-        for path, model in paths.items():
+        for path, shape in paths.items():
             data = client.get(path).json()
-            assert model.model_validate(data).model_dump(exclude_unset=True) == data, path
-        listed = client.get("/v1/tournaments").json()["tournaments"][0]
+            assert shape.model_validate(data).model_dump(exclude_unset=True) == data, path
+        latest = client.get("/v1/tournaments").json()["tournaments"][0]
         over = until(
-            lambda: client.get(f"/v1/tournaments/{listed['id']}").json(), lambda cup: cup["state"] == "finished"
+            lambda: client.get(f"/v1/tournaments/{latest['id']}").json(), lambda cup: cup["state"] == "finished"
         )
-        assert shapes.Tournament.model_validate(over).model_dump(exclude_unset=True) == over
-        for path, model in (
-            (f"/api/leaderboard/?env_id={LADDER}", shapes.ContractEntry),
-            ("/api/leaderboard/environments", shapes.ContractEnvironment),
+        assert model(schema.Tournament).model_validate(over).model_dump(exclude_unset=True) == over
+        for path, shape in (
+            (f"/api/leaderboard/?env_id={LADDER}", model(schema.ContractEntry)),
+            ("/api/leaderboard/environments", model(schema.ContractEnvironment)),
         ):
             for data in client.get(path).json():
-                assert model.model_validate(data).model_dump(exclude_unset=True) == data, path
+                assert shape.model_validate(data).model_dump(exclude_unset=True) == data, path
 
 
 def test_the_end_of_a_season_reveals_its_replays_and_their_seeds(playing, players):
@@ -268,7 +269,7 @@ def test_the_end_of_a_season_reveals_its_replays_and_their_seeds(playing, player
         season = client.post(f"{of_season}/end").json()
         over = client.get(path).json()
         assert (len(over["evaluation"]["returns"]), len(over["final_result"]["returns"])) == (3, 4)
-        assert shapes.Submission.model_validate(over).model_dump(exclude_unset=True) == over
+        assert model(schema.Submission).model_validate(over).model_dump(exclude_unset=True) == over
         (line,) = client.get("/v1/boards", params={"env_id": env_id, "season": season["id"]}).json()["entries"]
         assert (line["final"], line["score"]) == (True, over["final_result"]["score"])
         assert evaluate.commitment(bytes.fromhex(season["final_secret"])) == season["final_commitment"]

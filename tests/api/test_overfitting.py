@@ -14,17 +14,18 @@ import re
 import time
 
 import pytest
-from served import bearer, submitted
 from starlette.testclient import TestClient
+
+from support.served import bearer, submitted
 
 pytest.importorskip("gymnasium")
 
 from harena import statistics
 from harena.api.app import create_app
-from harena.api.limits import Rate, RequestLimits
+from harena.api.http.limits import Rate, RequestLimits
 from harena.arena.db.models import EnvironmentKind, Scope
 from harena.arena.queue.kinds import BY_NAME
-from harena.arena.submissions import service as submissions_module
+from harena.arena.work import handlers, perform
 
 LAKE, CARDS = "FrozenLake-v1", "Blackjack-v1"
 # On the slippery lake the policy of value iteration; with cards the usual table, without counting.
@@ -127,7 +128,7 @@ def overfit(new_arena, env_id, submissions, settings):
 
     def play(kind="evaluate"):
         while (job := arena.queue.claim(kind, "worker")) is not None:
-            commit = BY_NAME[kind].handler(arena)(job, lambda: False)
+            commit = handlers.handler(arena, BY_NAME[kind])(job, lambda: False)
             with arena.store.begin():
                 arena.queue.finish(job)
                 commit()
@@ -174,17 +175,17 @@ def check(new_arena, env_id, submissions, settings):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """Results need not wait for their moment."""
-    if hasattr(submissions_module, "RELEASE_S"):
-        monkeypatch.setattr(submissions_module, "RELEASE_S", 1e-6)
+    if hasattr(perform, "RELEASE_S"):
+        monkeypatch.setattr(perform, "RELEASE_S", 1e-6)
 
 
-@pytest.mark.parametrize("env_id", [LAKE, CARDS])
+@pytest.mark.parametrize("env_id", [LAKE, pytest.param(CARDS, marks=pytest.mark.thorough)])
 def test_an_adaptive_attacker_gains_nothing_on_the_final_board(new_arena, env_id):
     check(new_arena, env_id, 8, {"practice_episodes": 1, "final_episodes": 40})
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("env_id", [LAKE, CARDS])
+@pytest.mark.parametrize("env_id", [LAKE, pytest.param(CARDS, marks=pytest.mark.thorough)])
 def test_a_hundred_submissions_of_an_adaptive_attacker_gain_nothing_on_the_final_board(new_arena, env_id):
     check(new_arena, env_id, 100, {})

@@ -7,12 +7,12 @@ import re
 import zipfile
 
 import pytest
-from served import AGENT, ENV, bearer, failed, ranked, submitted, upload
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
 from harena.arena.db.models import Event
-from harena.arena.db.records import Quota
+from harena.arena.db.records import DefaultQuota
+from support.served import AGENT, ENV, bearer, failed, ranked, submitted, upload
 
 PRIVATE = {"reason", "warnings", "main_file", "has_log"}
 CLIENT = {"X-Client-Id": "3f0e6d54-client"}
@@ -73,8 +73,8 @@ def test_without_a_client_id_logs_and_code_are_nobodys(client, arena, new_key, h
     assert client.get(f"/api/results/{submission_id}").json()["error"] == "crash: the secret reason"
 
 
-def test_the_error_is_not_told_by_id_once_there_was_a_score(client, arena):
-    submission_id = ranked(arena, client, user_id="fallen")
+def test_the_error_of_a_client_that_identified_itself_is_not_told_by_id(client, arena):
+    submission_id = ranked(arena, client, user_id="fallen", client_id=CLIENT["X-Client-Id"])
     with arena.store.begin():
         arena.store.submissions.move(submission_id, Event.REEVALUATE)
         arena.store.submissions.move(submission_id, Event.START)
@@ -168,7 +168,7 @@ def test_ids_that_are_none_are_not_found(client, path, bad):
 
 
 def test_two_strangers_of_one_name_have_rows_and_quotas_of_their_own(new_arena):
-    arena = new_arena(quota=Quota(per_day=2, at_once=None))
+    arena = new_arena(quota=DefaultQuota(per_day=2, at_once=None))
     client = TestClient(create_app(arena, loopback=True, allowed_hosts=["testserver"]), client=("127.0.0.1", 50000))
     for number in range(2):
         ranked(arena, client, score=1.0 + number, user_id="ann", algorithm="DQN", client_id="one")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 import pytest
-from served import upload
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
-from harena.api.limits import MAX_ADDRESSES, Buckets, Rate, RequestLimits, address_of
+from harena.api.http.limits import MAX_ADDRESSES, Buckets, Rate, RequestLimits, address_of
+from support.served import upload
 
 
 @pytest.fixture

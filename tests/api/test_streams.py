@@ -7,11 +7,11 @@ import threading
 import time
 
 import pytest
-from served import ENV, Server, events, rank, ranked, submitted
 
-import busy
 from harena.api.app import create_app
-from harena.api.limits import RequestLimits
+from harena.api.http.limits import RequestLimits
+from support import busy
+from support.served import ENV, Server, events, rank, ranked, submitted
 
 
 @contextlib.contextmanager

@@ -10,12 +10,12 @@ import zipfile
 
 import pytest
 import sqlalchemy as sa
-from served import AGENT, Server, upload
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
-from harena.api.limits import RequestLimits
+from harena.api.http.limits import RequestLimits
 from harena.arena.db.models import submissions
+from support.served import AGENT, Server, upload
 
 PATHS = ("/v1/submissions", "/api/submit/", "/submissions/")
 PART = b'--B\r\nContent-Disposition: form-data; name="file"; filename="agent.py"\r\n\r\n' + AGENT
@@ -239,3 +239,39 @@ def test_a_full_queue_says_come_back(new_arena):
     assert (refused.status_code, refused.json()["code"]) == (503, "busy")
     assert "retry-after" in refused.headers
     client.close()
+
+
+# ---- images ----
+
+
+def multipart(**fields):
+    parts = "".join(
+        f'--B\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()
+    )
+    return parts.encode() + b"--B--\r\n"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_image_is_refused_where_the_host_allows_none(small, path):
+    client = TestClient(
+        create_app(small.arena, loopback=True), base_url="http://127.0.0.1:8000", client=("127.0.0.1", 5)
+    )
+    headers = {"Content-Type": "multipart/form-data; boundary=B"}
+    answer = client.post(path, content=multipart(docker_image="python:3", env_id="CartPole-v1"), headers=headers)
+    assert answer.status_code == 422, answer.text
+    assert "images are not taken here" in answer.text
+    assert "HARENA_AGENT_IMAGES" in answer.text
+
+
+def test_an_image_and_files_are_not_both_taken(small):
+    client = TestClient(
+        create_app(small.arena, loopback=True), base_url="http://127.0.0.1:8000", client=("127.0.0.1", 5)
+    )
+    headers = {"Content-Type": "multipart/form-data; boundary=B"}
+    both = PART + b"\r\n" + multipart(docker_image="python:3")
+    answer = client.post("/v1/submissions", content=both, headers=headers)
+    assert answer.status_code == 422
+    assert "send one of them" in answer.text
+    long = client.post("/v1/submissions", content=multipart(docker_image="x" * 600), headers=headers)
+    assert long.status_code == 422
+    assert "longer than 512" in long.text

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import arenas
-import driver
 import pytest
+
+from support import arenas, driver
 
 
 @pytest.fixture(scope="session")

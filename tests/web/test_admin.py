@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from arenas import ENV, FIRST, LADDER
 
 from harena.arena.db.models import KeyRefused, Scope
-from harena.arena.ladder import roster
+from support.arenas import ENV, FIRST, LADDER
 
 
 @pytest.fixture
@@ -151,7 +150,7 @@ def test_an_agent_is_benched_and_let_back(host, site):
     host.type("form [name=reason]", "it stalls")
     host.button("Bench", "form")
     host.until_text("it stalls", "table")
-    assert any(one.submission_id == agent.id for one in roster.all_benched(site.arena.store))
+    assert any(one.submission_id == agent.id for one in site.arena.store.roster.all_benched())
     host.button("Let it play")
     host.until_text("No agents are benched")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from arenas import ENV, LADDER
-from driver import DESKTOP, PHONE
 
-from harena.arena.db.models import Event, Kind, Scope
+from harena.arena.db.models import Event, Scope, SubmissionKind
 from harena.arena.db.records import EvaluationOutcome
+from support.arenas import ENV, LADDER
+from support.driver import DESKTOP, PHONE
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def pages(site):
     site.wait(lambda: all(site.arena.tournaments.get(cup.id).state.value == "finished" for cup in cups))
     agent = f"/agent?owner={scored['owner']}&algorithm={scored['algorithm']}&env_id={ENV}"
     season = site.arena.store.seasons.live(ENV).id
-    tabs = ("environments", "seasons", "tournaments", "queue", "benched", "owners", "keys")
+    tabs = ("environments", "seasons", "tournaments", "queue", "benched", "owners", "keys", "audit")
     return [
         "/",
         f"/env/{ENV}",
@@ -50,7 +50,7 @@ def logged_in(browser, site):
 
 PAPER = "Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"
 UNNAMED = """[...document.querySelectorAll('a, button, input, select, textarea, iframe, svg[role=img]')].filter(one =>
-  one.getClientRects().length && !(one.innerText?.trim() || one.getAttribute('aria-label') || one.title ||
+  one.getClientRects().length && !one.closest('details:not([open])') && !(one.innerText?.trim() || one.getAttribute('aria-label') || one.title ||
   one.labels?.length)).map(one => one.outerHTML.slice(0, 120))"""
 FAINT = """(() => {
   const paint = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
@@ -131,12 +131,12 @@ def test_links_are_real_and_other_tabs_are_left_alone(browser):
 
 def test_a_theme_is_chosen_and_kept(browser):
     browser.go("/")
-    browser.button("Auto", "header")
-    browser.button("Light", "header")
+    browser.button("Theme: auto", "header")
+    browser.button("Theme: light", "header")
     browser.go("/submit")
     assert browser.js("[document.documentElement.dataset.theme, document.querySelector('#theme').innerText]") == [
         "dark",
-        "Dark",
+        "Theme: dark",
     ]
     assert browser.js("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 128")
 
@@ -183,7 +183,7 @@ def test_a_long_board_has_pages_and_an_ended_season_keeps_it_with_its_replays(br
 
 def ranked_as(store, env_id, algorithm, score):
     made = store.submissions.add("bob", env_id, algorithm=algorithm, digest="0" * 64, main_file="agent.py")
-    store.submissions.check(made.id, Kind.VERIFIED)
+    store.submissions.check(made.id, SubmissionKind.VERIFIED)
     store.submissions.move(made.id, Event.QUEUE)
     store.submissions.move(made.id, Event.START)
     store.submissions.rank(made.id, EvaluationOutcome(score=score, low=score - 1, high=score + 1))
@@ -209,6 +209,48 @@ def test_the_sample_agent_is_copied(browser):
     browser.go(f"/env/{ENV}")
     browser.button("Copy", "#sample")
     browser.until_text("Copied", "#sample")
+
+
+def test_an_unknown_address_is_a_page_for_browsers(browser):
+    browser.go("/nowhere")
+    assert browser.text("h1") == "No such page"
+
+
+def test_a_replay_starts_by_itself_and_a_link_opens_it_at_a_step(browser, site):
+    matches = site.get(f"/v1/matches?env_id={LADDER}&state=finished")["matches"]
+    match = matches[-1]
+    viewer = "document.querySelector('iframe')?.contentWindow.harena"
+    browser.go(f"/match/{match['id']}")
+    browser.until(f"{viewer}?.frame() > 0", 60)
+    browser.go(f"/match/{match['id']}?step=2")
+    browser.until(f"{viewer}?.step() === 2", 60)
+    browser.button("Next match")
+    browser.until_text("Previous match", "main", 60)
+    browser.button("Previous match")
+    browser.until(f"location.pathname === '/match/{match['id']}'", 60)
+
+
+def test_the_viewer_has_the_theme_of_the_page(browser, site):
+    match = site.get(f"/v1/matches?env_id={LADDER}&state=finished")["matches"][0]
+    browser.go(f"/match/{match['id']}")
+    inside = "getComputedStyle(document.querySelector('iframe').contentDocument.body).backgroundColor"
+    browser.until("document.querySelector('iframe')?.contentWindow.harena", 60)
+    browser.button("Theme: auto", "header")
+    browser.button("Theme: light", "header")
+    browser.until(f"{inside} === getComputedStyle(document.body).backgroundColor", 60)
+
+
+def test_the_front_page_plays_the_latest_match(browser):
+    browser.go("/")
+    browser.until("document.querySelector('.showcase iframe')?.contentWindow.harena?.count() > 1", 60)
+
+
+def test_a_ladder_shows_the_limits_that_apply_to_it_and_as_many_agents_as_rows(browser, site):
+    browser.go(f"/env/{LADDER}")
+    text = browser.text("main")
+    assert "Episodes" not in text
+    assert "Extra time" in text
+    assert f"{len(site.get(f'/v1/boards?env_id={LADDER}')['entries'])} agents" in text
 
 
 def test_a_page_that_is_not_there_says_so(browser):

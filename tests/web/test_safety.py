@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from arenas import ENV, LADDER, LEAN
 
 from harena.arena.db.models import Scope
+from support.arenas import ENV, LADDER, LEAN
 
 RUNS = '<img src=x onerror="window.owned=1"><script>window.owned=1</script>'
 LINK = "javascript:window.owned=1"
@@ -107,3 +107,34 @@ def test_scripts_and_styles_come_from_files_only(browser, site):
     browser.js("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.owned=1'}))")
     assert browser.js("window.owned === undefined")
     assert any("Content Security Policy" in text for text in browser.complaints())
+
+
+MARKDOWN = f"""# Rules <b>x</b>
+
+- one **bold** and *soft*
+- two `code`
+
+```
+{RUNS}
+```
+
+[fine](https://example.org/a) [bad]({LINK}) [worse](JaVaScRiPt:window.owned=1) [data](data:text/html,x) {RUNS}
+[tab](java\tscript:window.owned=1) [slash](//example.org) [quote](https://example.org/"onclick="window.owned=1)
+"""
+
+
+def test_rules_are_markdown_in_which_nothing_runs(browser, site):
+    site.arena.put_environment("Blackjack-v1", settings={"title": "Blackjack", "rules": MARKDOWN})
+    browser.go("/env/Blackjack-v1")
+    rules = "document.querySelector('.markdown')"
+    assert browser.js(f"[...{rules}.querySelectorAll('li')].map(one => one.innerText)") == [
+        "one bold and soft",
+        "two code",
+    ]
+    assert browser.js(f"{rules}.querySelector('h3').innerText") == "Rules <b>x</b>"
+    assert browser.js(f"{rules}.querySelector('pre').innerText") == RUNS
+    links = browser.js(f"[...{rules}.querySelectorAll('a')].map(one => [one.innerText, one.protocol, one.rel])")
+    safe = "noopener noreferrer nofollow"
+    assert links == [["fine", "https:", safe], ["quote", "https:", safe]]
+    assert browser.js(f"{rules}.querySelectorAll('[onclick], img, script').length") == 0
+    assert nothing_ran(browser)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from arenas import BALANCE, ENV, FIRST, LADDER, LEAN
-
 from harena.arena.settings import EnvironmentSettings
+from support.arenas import BALANCE, ENV, FIRST, LADDER, LEAN
 
 CRASH = "def act(observation):\n    print('about to divide')\n    return 1 // 0\n"
 STATE = "document.querySelector('main .status')?.dataset.state"
@@ -60,7 +59,7 @@ def test_an_agent_for_the_ladder_enters_it_and_plays(browser):
     browser.button("Submit", "form")
     browser.until(f"{STATE} === 'ranked'", 30)
     browser.button("Climber v1", "main")
-    browser.until_text("Rating over time", timeout_s=30)
+    browser.until_text("Running rating", timeout_s=30)
     browser.until_text("Opponents")
     browser.until("document.querySelectorAll('.shares').length >= 1")
     browser.until("document.querySelector('.plot .band')")
@@ -112,3 +111,15 @@ def test_an_owner_cancels_evaluates_again_and_deletes(browser):
     browser.until("location.pathname === '/'")
     browser.go(f"/env/{ENV}?user=dora&algorithm=Mine")
     browser.until_text("No agent matches the filter", "#board")
+
+
+def test_pasted_code_is_submitted_like_a_file(browser):
+    browser.go("/submit")
+    browser.js("document.querySelector('.paste').open = true")
+    browser.button("Use this code", ".paste")
+    browser.until_text("Type some code", ".paste")
+    browser.js("document.querySelector('#paste').value = 'def act(observation):\\n    return 0\\n'")
+    browser.button("Use this code", ".paste")
+    browser.until_text("agent.py", ".files", 60)
+    browser.button("Submit", "form")
+    browser.until_text("Custom v", "main", 60)

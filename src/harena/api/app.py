@@ -3,60 +3,59 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 import harena
-from harena.api import auth, errors, pages
+from harena.api import auth
+from harena.api.answers import pages
+from harena.api.answers.boards import Boards
+from harena.api.answers.live import Live
+from harena.api.answers.replays import Replays
 from harena.api.auth import Sessions
-from harena.api.boards import Boards
 from harena.api.context import Api
-from harena.api.limits import RequestLimits
-from harena.api.live import Live
-from harena.api.metrics import Metrics
-from harena.api.middleware import LOOPBACK_NAMES, Gate
-from harena.api.queries import Queries
-from harena.api.replays import Replays
+from harena.api.http import errors
+from harena.api.http.limits import RequestLimits
+from harena.api.http.metrics import Metrics
+from harena.api.http.middleware import LOOPBACK_NAMES, Gate
+from harena.api.http.strict import ONLY_KNOWN
 from harena.api.routes import (
-    admin as v1_admin,
-)
-from harena.api.routes import (
-    boards as v1_boards,
-)
-from harena.api.routes import (
-    environments as v1_environments,
-)
-from harena.api.routes import (
-    events as v1_events,
-)
-from harena.api.routes import (
+    admin,
+    boards,
+    environments,
+    events,
     exports,
+    legacy,
+    matches,
+    session,
+    submissions,
+    workers,
 )
-from harena.api.routes import (
-    legacy as contract,
-)
-from harena.api.routes import (
-    matches as v1_matches,
-)
-from harena.api.routes import (
-    session as v1_session,
-)
-from harena.api.routes import (
-    submissions as v1_submissions,
-)
-from harena.api.strict import ONLY_KNOWN
+from harena.arena import audit
 from harena.arena.arena import Arena
+from harena.arena.db.queries import Queries
+from harena.arena.work.dispatch import Dispatch
 
 DESCRIPTION = (
     "Submissions, verified leaderboards and rating ladders for agents in boxes. Reading needs no key unless the host "
     "says so. Send a key as `Authorization: Bearer hrn_…`. Every refusal is {code, detail, hint, request_id}."
 )
 # Boards first: routes are tried in order, and boards are asked for most.
-ROUTERS = (v1_boards, v1_session, v1_environments, v1_submissions, v1_matches, v1_admin, v1_events, exports, contract)
+ROUTERS = (boards, session, environments, submissions, matches, workers, admin, events, exports, legacy)
+
+
+def operation_id(route: APIRoute) -> str:
+    """Name of an operation in the OpenAPI document. It becomes a function in generated clients, so it follows from the
+    names of the code, and not from paths."""
+    module = route.endpoint.__module__.rpartition(".")[2]
+    older = "_older" if route.path.startswith(("/submissions", "/leaderboard/")) else ""
+    return f"{'contract' if module == 'legacy' else module}_{route.endpoint.__name__}{older}"
 
 
 def create_app(
@@ -85,8 +84,11 @@ def create_app(
         boards=Boards(arena, queries, metrics),
         live=Live(arena, limits, metrics),
         replays=Replays(arena.files),
+        dispatch=Dispatch(arena),
         uploading=threading.Semaphore(limits.uploads_at_once),
     )
+
+    api.bell = workers.JobBell(api)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -100,17 +102,24 @@ def create_app(
         docs_url=None,  # FastAPI's page fetches scripts from elsewhere; ours is in `pages`
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=operation_id,
         default_response_class=Response,
         lifespan=lifespan,
     )
     app.state.api = api
     for module in ROUTERS:
-        checks = () if module is contract else (ONLY_KNOWN,)
+        checks = () if module is legacy else (ONLY_KNOWN,)
         app.include_router(module.router, dependencies=[*auth.SCHEMES, *checks])
     app.include_router(pages.router)
-    errors.install(app)
+    errors.install(app, missing_page=pages.missing)
     hosts = LOOPBACK_NAMES | set(allowed_hosts or ())
     app.add_middleware(
-        Gate, hosts=hosts, limits=limits, max_upload_bytes=arena.settings.max_upload_bytes, metrics=metrics, clock=clock
+        Gate,
+        hosts=hosts,
+        limits=limits,
+        max_upload_bytes=arena.settings.max_upload_bytes,
+        metrics=metrics,
+        audit=functools.partial(audit.record, arena.settings.data),
+        clock=clock,
     )
     return app

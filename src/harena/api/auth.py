@@ -15,18 +15,18 @@ import secrets
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import APIKeyCookie, APIKeyHeader, HTTPBearer
 from starlette.responses import Response
 
 from harena.api.context import Api, get_api
-from harena.api.errors import ApiError
-from harena.api.middleware import SAFE
-from harena.arena.db.keys import Key
+from harena.api.http.errors import ApiError
+from harena.api.http.middleware import SAFE
+from harena.arena.db.accounts.keys import KeyRecord
 from harena.arena.db.models import MAX_NAME, KeyRefused, NotFound, Scope, ScopeMissing, has_mark, marked, unseen
-from harena.arena.db.records import Submission
+from harena.arena.db.records import SubmissionRecord
 
 COOKIE = "harena_session"
 SESSION_S = 12 * 3600.0
@@ -45,11 +45,10 @@ SCHEMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    key: Key | None = None
-    via: Literal["nothing", "header", "cookie"] = "nothing"
+    key: KeyRecord | None = None
     client_id: str | None = None
     csrf: str | None = None
-    """For the page, which sends it back; only with a cookie."""
+    """Token that the page sends back with its requests; set only for sessions with a cookie."""
 
     @property
     def owner(self) -> str | None:
@@ -58,13 +57,13 @@ class Principal:
     def can(self, scope: Scope) -> bool:
         return self.key is not None and self.key.allows(scope)
 
-    def owns(self, submission: Submission) -> bool:
+    def owns(self, submission: SubmissionRecord) -> bool:
         if submission.anonymous:
             known, shown = submission.client_id, self.client_id
             return bool(known and shown) and hmac.compare_digest((known or "").encode(), (shown or "").encode())
         return self.owner is not None and self.owner == submission.owner
 
-    def sees(self, submission: Submission) -> bool:
+    def sees(self, submission: SubmissionRecord) -> bool:
         """Code, logs and reasons: its owner's, and the host's who has to help."""
         return self.can(Scope.HOST) or self.owns(submission)
 
@@ -75,14 +74,14 @@ class Sessions:
         self._csrf = hmac.digest(secret_key, b"harena csrf", "sha256")
         self._clock = clock
 
-    def cookie(self, key: Key) -> str:
+    def cookie(self, key: KeyRecord) -> str:
         """The value: key id, end, something random, and their signature."""
         ends = int(min(self._clock() + SESSION_S, key.expires_at or float("inf")))
         text = f"{key.id}.{ends}.{secrets.token_hex(8)}"
         return f"{text}.{self._mac(self._sign, text)}"
 
     def key_id(self, cookie: str) -> str | None:
-        """Of a cookie that we made and that has not ended."""
+        """Return the key id in a cookie that we created and that has not expired."""
         text, _, mac = cookie.rpartition(".")
         if len(cookie) > MAX_COOKIE or not hmac.compare_digest(mac.encode(), self._mac(self._sign, text).encode()):
             return None
@@ -113,10 +112,10 @@ def _from_header(request: Request, api: Api) -> Principal | None:
             raise _unauthorized("the Authorization header is of the form: Bearer hrn_…")
     if token is None:
         return None
-    return Principal(key=authenticate(api, token.strip()), via="header", client_id=_client_id(request))
+    return Principal(key=authenticate(api, token.strip()), client_id=_client_id(request))
 
 
-def authenticate(api: Api, token: str) -> Key:
+def authenticate(api: Api, token: str) -> KeyRecord:
     """Live, whatever its scopes: the routes ask for those."""
     for scope in Scope:
         with contextlib.suppress(ScopeMissing):
@@ -142,10 +141,10 @@ def _from_cookie(request: Request, api: Api) -> Principal | None:
             "the request lacks the session's CSRF token",
             hint="send the value of `csrf` of GET /v1/me as X-CSRF-Token, or use a key in a header",
         )
-    return Principal(key=key, via="cookie", csrf=csrf, client_id=_client_id(request))
+    return Principal(key=key, csrf=csrf, client_id=_client_id(request))
 
 
-def _live_key(api: Api, cookie: str) -> Key | None:
+def _live_key(api: Api, cookie: str) -> KeyRecord | None:
     key_id = api.sessions.key_id(cookie)
     if key_id is None:
         return None
@@ -201,18 +200,15 @@ def keyed(found: Anyone) -> Principal:
     return found
 
 
-def host(found: Anyone) -> Principal:
-    return require(found, Scope.HOST)
-
-
-def admin(found: Anyone) -> Principal:
-    return require(found, Scope.ADMIN)
+def host(request: Request, found: Anyone) -> Principal:
+    allowed = require(found, Scope.HOST)
+    request.scope["state"]["host"] = f"{allowed.owner}, key {allowed.key.id if allowed.key else ''}"
+    return allowed
 
 
 Reader = Annotated[Principal, Depends(reader)]
 Keyed = Annotated[Principal, Depends(keyed)]
 Host = Annotated[Principal, Depends(host)]
-Admin = Annotated[Principal, Depends(admin)]
 
 
 # Under which name a submission is sent
@@ -225,8 +221,11 @@ class Sender:
     client_id: str | None
 
 
-def sender(api: Api, found: Principal, *, user_id: str, client_id: str | None, loopback: bool) -> Sender:
-    """A key decides the name. Without one: any name that no key has, where the host allows it."""
+def sender(
+    api: Api, found: Principal, *, user_id: str, client_id: str | None, submission_id: str, loopback: bool
+) -> Sender:
+    """A key decides the name. Without one: any name that no key has, where the host allows it. People who give neither
+    a name nor a client id are told apart by the submission, so that they do not share one quota."""
     shown = client_id or found.client_id
     if found.key is not None:
         require(found, Scope.SUBMIT)
@@ -248,11 +247,12 @@ def sender(api: Api, found: Principal, *, user_id: str, client_id: str | None, l
             "user_id is a name in printable characters, without a mark such as #0123abcd at its end",
             hint="leave out what cannot be seen",
         )
-    if _looks(owner) in {_looks(name) for name in api.queries.keyed_names()}:
+    if _looks(owner) in api.queries.keyed_looks(_looks):
         raise _unauthorized(
             f"the name {owner[:80]!r} belongs to the owner of a key", hint="send the key, or another name"
         )
-    return Sender(owner=marked(owner, shown) if shown else owner, anonymous=True, client_id=shown)
+    mark = shown or (submission_id if owner == ANONYMOUS else "")
+    return Sender(owner=marked(owner, mark) if mark else owner, anonymous=True, client_id=shown)
 
 
 def _looks(name: str) -> str:

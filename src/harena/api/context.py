@@ -12,18 +12,21 @@ import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
 
-from harena.api.limits import RequestLimits
-from harena.api.metrics import Metrics
-from harena.api.queries import Queries
-from harena.api.replays import Replays
+from harena import schema
+from harena.api.answers.replays import Replays
+from harena.api.http.limits import RequestLimits
+from harena.api.http.metrics import Metrics
 from harena.arena.arena import Arena
+from harena.arena.db.queries import Queries
 from harena.arena.db.store import Store
 from harena.arena.settings import Settings
 
 if TYPE_CHECKING:
+    from harena.api.answers.boards import Boards
+    from harena.api.answers.live import Live
     from harena.api.auth import Sessions
-    from harena.api.boards import Boards
-    from harena.api.live import Live
+    from harena.api.routes.workers import JobBell
+    from harena.arena.work.dispatch import Dispatch
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,9 +41,13 @@ class Api:
     boards: Boards
     live: Live
     replays: Replays
+    dispatch: Dispatch
     uploading: threading.Semaphore
     """Uploads that are in memory at once."""
+    listing: threading.Lock = field(default_factory=threading.Lock)
+    """Held by whoever makes a list that all readers share."""
     clock: Callable[[], float] = field(default=time.time)
+    bell: JobBell = field(init=False)
 
     @property
     def store(self) -> Store:
@@ -52,7 +59,7 @@ class Api:
 
 
 def reply(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(data), status, dict(headers or {}), "application/json")
+    return Response(msgspec.json.encode(schema.as_json(data)), status, dict(headers or {}), "application/json")
 
 
 async def get_api(request: Request) -> Api:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import grpc
 
-from harena.api.limits import Buckets, Rate, RequestLimits, address_of
-from harena.arena.db.keys import Key
+from harena.api.http.limits import Buckets, Rate, RequestLimits, address_of
+from harena.arena.db.accounts.keys import KeyRecord
 from harena.arena.db.models import KeyRefused, Scope
 from harena.arena.db.store import Store
 from harena.arena.settings import Settings
@@ -61,7 +61,7 @@ class KeyDoor:
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, NEEDS_KEY.format(scope.value))
         return self._key(shown, scope).owner
 
-    def _key(self, shown: str, scope: Scope) -> Key:
+    def _key(self, shown: str, scope: Scope) -> KeyRecord:
         try:
             return self._store.keys.authenticate(shown, scope)
         except KeyRefused as error:
@@ -90,7 +90,7 @@ def _kind(method: str) -> str:
 
 
 def _client(peer: str) -> tuple[str, int] | None:
-    """From gRPC's "ipv4:192.0.2.1:5678", "ipv6:[::1]:5678" (its brackets may be escaped) or "unix:…"."""
+    """Parse gRPC's "ipv4:192.0.2.1:5678", "ipv6:[::1]:5678" (its brackets may be escaped) or "unix:…"."""
     family, _, rest = urllib.parse.unquote(peer).partition(":")
     if family not in ("ipv4", "ipv6"):
         return None

@@ -1,4 +1,4 @@
-"""`harena up`: API, page, workers, matchmaking and the gRPC executor in one process.
+"""`harena up`: API, page, workers, matchmaking and the gRPC executor in one process, or some of them in several.
 
 Guarantees: it serves, or says which port, folder or package is in the way and what to do, before anything has changed;
 Ctrl-C and SIGTERM end it in order, with what runs given back to the queue; a second start carries on where the first
@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +28,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from harena.api import grpc_door, protocol
+from harena.api import grpc_door
 from harena.api.app import create_app
-from harena.api.limits import RequestLimits
-from harena.api.metrics import CONTENT_TYPE, Metrics
+from harena.api.http import protocol
+from harena.api.http.limits import RequestLimits
+from harena.api.http.metrics import CONTENT_TYPE, Metrics
+from harena.api.logs import set_up_logs
+from harena.api.worker.celery_bell import CeleryBell
 from harena.arena import demo
-from harena.arena.arena import Arena
+from harena.arena.arena import Arena, Roles
 from harena.arena.db.models import Scope as KeyScope
 from harena.arena.settings import Settings
 from harena.arena.variables import Environ
@@ -50,7 +51,7 @@ REPLAYS = "replays"
 LOOPBACK = "127.0.0.1"
 HOST = "host"
 GRACE_S = 3.0
-"""For answers on their way when the server stops; streams of events are ended at once."""
+"""Time for answers in progress when the server stops. Event streams are ended at once."""
 
 log = logging.getLogger("harena.server")
 
@@ -67,6 +68,8 @@ class ServerOptions:
     ui_port: int | None = 7860
     """The page and the API too, where people look for it; None: not."""
     grpc_port: int | None = 50051
+    grpc_host: str = ""
+    """Empty: `host`."""
     metrics_port: int | None = 9100
     """The workers' counters, where Prometheus looks for a worker's, on loopback only; the API has them at /metrics
     too."""
@@ -79,36 +82,44 @@ class ServerOptions:
     proxy: str = ""
     """The address of a proxy whose word on the client's address and on https is taken; nobody else's is."""
     json_logs: bool = False
+    workers: bool = True
+    """Does jobs here. Without, processes of `harena worker` do them, and there is no gRPC executor."""
+    matchmaker: bool = True
     on_ready: Callable[[dict[str, Any]], object] | None = None
 
 
 def up(options: ServerOptions) -> int:
     """Serves until it is told to stop."""
-    _set_up_logs(json_logs=options.json_logs)
+    set_up_logs(json_logs=options.json_logs)
     local = executor_config.is_loopback(options.host)
     anonymous = options.anonymous_submit
     if anonymous is None:
         anonymous = Environ().flag("HARENA_ANONYMOUS_SUBMIT", local)
-    if anonymous and not local:
-        raise SpecError(
-            f"anybody who can reach {options.host} could run code here: give people keys (`harena keys create`) "
-            "instead of HARENA_ANONYMOUS_SUBMIT, or listen on 127.0.0.1"
-        )
+        if anonymous and not local:
+            raise SpecError(
+                f"HARENA_ANONYMOUS_SUBMIT would let anybody who can reach {options.host} run code here: give people "
+                "keys (`harena keys create`), listen on 127.0.0.1, or choose it with --anonymous-submit"
+            )
     settings = Settings.from_env(options.data, anonymous_submit=anonymous)
     with contextlib.ExitStack() as stack:
         web = stack.enter_context(_listening(options.host, options.port, "--port"))
         page = None
         if options.ui_port is not None:
             page = stack.enter_context(_listening(options.host, options.ui_port, "--ui-port"))
-        arena = Arena(settings)
+        arena = Arena(settings, Roles(workers=options.workers, matchmaker=options.matchmaker))
         stack.callback(arena.stop)
         limits = RequestLimits()
         first = _make_host_key(arena, settings.data)
-        if options.demo and demo.load(arena):
-            log.info("loaded the demonstration: %d environments", len(demo.EXHIBITS))
+        if demo.load(arena, agents=options.demo):
+            log.info("loaded %d environments", len(demo.EXHIBITS))
         grpc_port = _start_executor(stack, arena, options, limits)
-        app = create_app(arena, allowed_hosts=options.allowed_hosts, loopback=local, limits=limits)
+        named = tuple(name.strip() for name in Environ().text("HARENA_ALLOW_HOSTS").split(",") if name.strip())
+        app = create_app(arena, allowed_hosts=(*options.allowed_hosts, *named), loopback=local, limits=limits)
         counters = _metrics_socket(stack, options)
+        if settings.celery_broker:
+            bell = CeleryBell(arena, settings.celery_broker)
+            bell.start()
+            stack.callback(bell.stop)
         arena.start()
         sockets = [one for one in (web, page, counters) if one is not None]
         ports = {
@@ -210,18 +221,24 @@ def _port(listener: socket.socket) -> int:
 def _start_executor(
     stack: contextlib.ExitStack, arena: Arena, options: ServerOptions, limits: RequestLimits
 ) -> int | None:
-    if options.grpc_port is None:
+    desk = arena.desk
+    if options.grpc_port is None or desk is None:
         return None
-    settings = executor_config.override(executor_config.load(None), host=options.host, port=options.grpc_port)
+    host = options.grpc_host or options.host
+    settings = executor_config.override(executor_config.load(None), host=host, port=options.grpc_port)
+    if settings.use_k8s:
+        log.warning("executor.use_k8s has no effect here: the arena's workers play; run `harena executor` for Jobs")
+    images = dataclasses.replace(settings.images, pull=arena.settings.agent_images, only_listed=True)
+    settings = dataclasses.replace(settings, images=images)
     if settings.replay.folder is None:
         replay = dataclasses.replace(settings.replay, folder=arena.settings.data / REPLAYS)
         settings = dataclasses.replace(settings, replay=replay)
     door = None
-    if not arena.settings.anonymous_submit:
+    if not arena.settings.anonymous_submit or not executor_config.is_loopback(host):
         door = grpc_door.KeyDoor(arena.store, arena.settings, limits, token=settings.executor.auth_token)
     try:
-        arena.desk.caller = CALLER.get
-        running = executor_server.start(settings, runner=arena.desk, door=door)
+        desk.caller = CALLER.get
+        running = executor_server.start(settings, runner=desk, at_once=desk.workers, door=door)
     except executor_config.ConfigError as error:
         raise PortInUse(f"gRPC: {error}; choose another port with --grpc-port") from None
     stack.callback(running.stop)
@@ -253,6 +270,12 @@ def _make_host_key(arena: Arena, data: Path) -> bool:
     return True
 
 
+def _who_may_submit(*, local: bool) -> str:
+    if local:
+        return "  anybody on this machine may submit without a key; nobody else can reach it"
+    return "  anybody who can reach it may submit without a key, and run code in boxes here"
+
+
 def _ready(
     options: ServerOptions, settings: Settings, ports: dict[str, int | None], *, anonymous: bool, first: bool
 ) -> None:
@@ -261,17 +284,20 @@ def _ready(
     shown = f"[{options.host}]" if ":" in options.host else options.host
     local = executor_config.is_loopback(options.host)
     inside = shown if local else LOOPBACK
-    grpc_needs = "" if anonymous else "    (running code needs a key)"
+    grpc_host = options.grpc_host or options.host
+    grpc_open = anonymous and executor_config.is_loopback(grpc_host)
+    grpc_needs = "" if grpc_open else "    (running code needs a key)"
+    grpc_shown = f"[{grpc_host}]" if ":" in grpc_host else grpc_host
     seen = "    (this machine only; elsewhere /metrics with a key)" if not local else ""
     lines = [
         "",
         f"  page and API   http://{shown}:{ports['port']}    (API: /docs)",
         f"  page           http://{shown}:{ports['ui_port']}" if ports["ui_port"] else "",
-        f"  gRPC executor  {shown}:{ports['grpc_port']}{grpc_needs}" if ports["grpc_port"] else "",
+        f"  gRPC executor  {grpc_shown}:{ports['grpc_port']}{grpc_needs}" if ports["grpc_port"] else "",
         f"  metrics        http://{inside}:{ports['metrics_port']}{seen}" if ports["metrics_port"] else "",
         f"  data           {settings.data}",
         f"  host's key     {settings.data / HOST_KEY}    (log in with it at /login)" if first else "",
-        "  anybody on this machine may submit without a key; nobody else can reach it"
+        _who_may_submit(local=local)
         if anonymous
         else "  submitting needs a key: harena keys create --owner NAME --scopes read,submit",
         "  Ctrl-C stops it; the next start carries on",
@@ -280,50 +306,3 @@ def _ready(
     print("\n".join(line for line in lines if line or line is lines[0] or line is lines[-1]), flush=True)
     if options.on_ready is not None:
         options.on_ready(ports)
-
-
-# ---- logs ----
-
-
-def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    """What the record carries besides its words: ids of requests, jobs, matches."""
-    return {name: value for name, value in vars(record).items() if name not in _USUAL}
-
-
-_USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime"}
-
-
-class _JsonLines(logging.Formatter):
-    """One object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, Any] = {
-            "at": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **_extra(record),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)
-
-
-class _Text(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        more = " ".join(f"{name}={value!r:.200}" for name, value in _extra(record).items())
-        text = super().format(record)
-        return f"{text} [{more}]" if more else text
-
-
-def _set_up_logs(*, json_logs: bool) -> None:
-    # On a terminal every job and request would bury the lines that a person reads.
-    level = (Environ().text("LOG_LEVEL") or ("INFO" if json_logs else "WARNING")).upper()
-    if level not in logging.getLevelNamesMapping():
-        raise SpecError(f"LOG_LEVEL={level}: one of DEBUG, INFO, WARNING, ERROR")
-    handler = logging.StreamHandler()
-    handler.setFormatter(_JsonLines() if json_logs else _Text("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger("harena")
-    root.handlers[:] = [handler]
-    root.setLevel(level)
-    root.propagate = False

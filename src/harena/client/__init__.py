@@ -6,8 +6,9 @@ what is missing.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from harena.lazy import load_on_use
 
 if TYPE_CHECKING:
     from harena.client.aio import AsyncArenaClient as AsyncArenaClient
@@ -16,23 +17,16 @@ if TYPE_CHECKING:
     from harena.client.errors import BadAnswer as BadAnswer
     from harena.client.errors import Unreachable as Unreachable
     from harena.client.errors import WaitTimeout as WaitTimeout
-    from harena.client.shapes import Board as Board
-    from harena.client.shapes import Entry as Entry
-    from harena.client.shapes import Environment as Environment
-    from harena.client.shapes import Frame as Frame
-    from harena.client.shapes import Match as Match
-    from harena.client.shapes import Notice as Notice
-    from harena.client.shapes import Season as Season
-    from harena.client.shapes import Submission as Submission
-    from harena.client.shapes import Tournament as Tournament
-
-_MODULES = {
-    "aio": "AsyncArenaClient",
-    "blocking": "ArenaClient",
-    "errors": "ArenaError BadAnswer Unreachable WaitTimeout",
-    "shapes": "Board Entry Environment Frame Match Notice Season Submission Tournament",
-}
-_HOME = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
+    from harena.schema import Board as Board
+    from harena.schema import BoardEntry as BoardEntry
+    from harena.schema import Environment as Environment
+    from harena.schema import EnvironmentDetails as EnvironmentDetails
+    from harena.schema import Match as Match
+    from harena.schema import MatchFrame as MatchFrame
+    from harena.schema import Notice as Notice
+    from harena.schema import Season as Season
+    from harena.schema import Submission as Submission
+    from harena.schema import Tournament as Tournament
 
 __all__ = [
     "ArenaClient",
@@ -40,10 +34,11 @@ __all__ = [
     "AsyncArenaClient",
     "BadAnswer",
     "Board",
-    "Entry",
+    "BoardEntry",
     "Environment",
-    "Frame",
+    "EnvironmentDetails",
     "Match",
+    "MatchFrame",
     "Notice",
     "Season",
     "Submission",
@@ -52,13 +47,14 @@ __all__ = [
     "WaitTimeout",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = load_on_use(
+    globals(),
+    {
+        "harena.client.aio": "AsyncArenaClient",
+        "harena.client.blocking": "ArenaClient",
+        "harena.client.errors": "ArenaError BadAnswer Unreachable WaitTimeout",
+        "harena.schema": (
+            "Board BoardEntry Environment EnvironmentDetails Match MatchFrame Notice Season Submission Tournament"
+        ),
+    },
+)

@@ -9,24 +9,25 @@ from typing import TypeVar
 
 import httpx
 
-from harena.client import calls, config, shapes
+from harena import schema
+from harena.client import calls, config
 from harena.client.calls import Call
-from harena.client.session import Incoming, Session, client_options
+from harena.client.session import ApiSession, Incoming, client_options
 from harena.client.verbs import Verbs
 
 T = TypeVar("T")
 
 
 class AsyncArenaClient(Verbs):
-    """As ArenaClient, for one event loop."""
+    """The async twin of ArenaClient, for one event loop."""
 
     def __init__(
         self, url: str | None = None, *, key: str | None = None, client_id: str | None = None, timeout_s: float = 30
     ) -> None:
         url = config.arena_url(url)
         self._http = httpx.AsyncClient(**client_options(url))
-        self._session = Session(
-            _Wire(self._http), url=url, key=config.api_key(key), client_id=client_id, timeout_s=timeout_s
+        self._session = ApiSession(
+            _AsyncWire(self._http), url=url, key=config.api_key(key), client_id=client_id, timeout_s=timeout_s
         )
 
     @property
@@ -42,15 +43,15 @@ class AsyncArenaClient(Verbs):
         submission_id: str,
         timeout_s: float = 600,
         *,
-        on_change: Callable[[shapes.Submission], None] | None = None,
-    ) -> shapes.Submission:
+        on_change: Callable[[schema.Submission], None] | None = None,
+    ) -> schema.Submission:
         return await self._session.wait(submission_id, timeout_s, on_change)
 
-    def watch(self, topics: str | Iterable[str], *, last_id: str = "") -> AsyncGenerator[shapes.Notice]:
+    def watch(self, topics: str | Iterable[str], *, last_id: str = "") -> AsyncGenerator[schema.Notice]:
         """Leave it with `contextlib.aclosing`, so that the connection is closed when you do."""
         return self._session.watch([topics] if isinstance(topics, str) else list(topics), last_id)
 
-    def live(self, match_id: str) -> AsyncGenerator[shapes.Frame]:
+    def live(self, match_id: str) -> AsyncGenerator[schema.MatchFrame]:
         return self._session.live(match_id)
 
     def export_stream(
@@ -71,7 +72,7 @@ class AsyncArenaClient(Verbs):
         return f"AsyncArenaClient({self.url!r})"
 
 
-class _Wire:
+class _AsyncWire:
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
 

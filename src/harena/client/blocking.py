@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import httpx
 
-from harena.client import calls, config, shapes
+from harena import schema
+from harena.client import calls, config
 from harena.client.calls import Call
-from harena.client.session import Incoming, Session, client_options, iterate, run
+from harena.client.session import ApiSession, Incoming, client_options, iterate, run
 from harena.client.verbs import Verbs
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ class ArenaClient(Verbs):
     ) -> None:
         url = config.arena_url(url)
         self._http = httpx.Client(**client_options(url))
-        self._session = Session(
+        self._session = ApiSession(
             _Wire(self._http), url=url, key=config.api_key(key), client_id=client_id, timeout_s=timeout_s
         )
 
@@ -44,24 +45,24 @@ class ArenaClient(Verbs):
         submission_id: str,
         timeout_s: float = 600,
         *,
-        on_change: Callable[[shapes.Submission], None] | None = None,
-    ) -> shapes.Submission:
+        on_change: Callable[[schema.Submission], None] | None = None,
+    ) -> schema.Submission:
         """Until the submission is ranked, rejected, failed or cancelled; WaitTimeout when the time is over first."""
         return run(self._session.wait(submission_id, timeout_s, on_change))
 
-    def watch(self, topics: str | Iterable[str], *, last_id: str = "") -> Generator[shapes.Notice]:
+    def watch(self, topics: str | Iterable[str], *, last_id: str = "") -> Generator[schema.Notice]:
         """News without end, such as of ["board:CartPole-v1", "submission:ID", "matches:ENV"]. The first one is a
         `reset`, when the stream is open: read then what you want to show; see docs/client.md."""
         return iterate(self._session.watch([topics] if isinstance(topics, str) else list(topics), last_id))
 
-    def live(self, match_id: str) -> Generator[shapes.Frame]:
+    def live(self, match_id: str) -> Generator[schema.MatchFrame]:
         """The frames of a running match from its start; the last one is `finished`."""
         return iterate(self._session.live(match_id))
 
     def export_stream(
         self, what: str, env_id: str, format: str = "csv", *, board: str | None = None, season: int | None = None
     ) -> Generator[bytes]:
-        """As `export`, in pieces: for what is larger than memory."""
+        """Export in pieces, for what is larger than memory."""
         return iterate(self._session.pieces(calls.export(what, env_id, format, board=board, season=season)))
 
     def close(self) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
-from harena.client import decode, shapes
+from harena import schema
+from harena.client import decode
 from harena.client.upload import MB, Part, Source, parts, sendable
 from harena.errors import SpecError
 
@@ -105,29 +106,29 @@ def _choice(value: str, choices: Sequence[str], what: str) -> str:
 # ---- the arena ----
 
 
-def about() -> Call[shapes.About]:
+def about() -> Call[schema.About]:
     """The arena's name and version, and what it lets people do who have no key."""
-    return Call(path="/v1", decode=_one(shapes.About))
+    return Call(path="/v1", decode=_one(schema.About))
 
 
-def me() -> Call[shapes.Me]:
+def me() -> Call[schema.Me]:
     """Whose key this is, with its scopes and what is left of the quota."""
-    return Call(path="/v1/me", decode=_one(shapes.Me))
+    return Call(path="/v1/me", decode=_one(schema.Me))
 
 
 def health() -> Call[Mapping[str, Any]]:
     return Call(path="/health", decode=_json(decode.whole))
 
 
-def environments() -> Call[list[shapes.Environment]]:
-    return Call(path="/v1/environments", decode=_many(shapes.Environment, "environments"))
+def environments() -> Call[list[schema.Environment]]:
+    return Call(path="/v1/environments", decode=_many(schema.Environment, "environments"))
 
 
-def environment(env_id: str) -> Call[shapes.Environment]:
-    """With its rules, spaces, limits, seasons and a sample agent."""
+def environment(env_id: str) -> Call[schema.EnvironmentDetails]:
+    """Get an environment with its rules, spaces, limits, seasons and a sample agent."""
     if not env_id or any(part in ("", ".", "..") for part in env_id.split("/")):
         raise SpecError(f"{env_id!r} is not the id of an environment")
-    return Call(path=f"/v1/environments/{quote(env_id)}", decode=_one(shapes.Environment))
+    return Call(path=f"/v1/environments/{quote(env_id)}", decode=_one(schema.EnvironmentDetails))
 
 
 # ---- submissions ----
@@ -135,28 +136,28 @@ def environment(env_id: str) -> Call[shapes.Environment]:
 
 def submit(
     source: Source, env_id: str, *, algorithm: str = "Custom", owner: str | None = None, main_file: str | None = None
-) -> Call[shapes.Submission]:
+) -> Call[schema.Submission]:
     """Hands in an agent: a .py file, a folder, a zip, several files, or the bytes of a .py file or a zip.
 
     With a key the owner is the key's own. `main_file` says which of several files is started."""
     found = parts(source)
     fields = _params(env_id=env_id, algorithm=algorithm, user_id=owner, main_file=main_file)
     return Call(
-        method="POST", path="/v1/submissions", decode=_one(shapes.Submission), form=Form(fields=fields, parts=found)
+        method="POST", path="/v1/submissions", decode=_one(schema.Submission), form=Form(fields=fields, parts=found)
     )
 
 
 def submissions(
     *, owner: str | None = None, env_id: str | None = None, state: str | None = None, limit: int = 50, offset: int = 0
-) -> Call[list[shapes.Submission]]:
+) -> Call[list[schema.Submission]]:
     """One's own in every state; those of others that are ranked."""
     params = _params(owner=owner, env_id=env_id, state=state, limit=limit, offset=offset)
-    return Call(path="/v1/submissions", params=params, decode=_many(shapes.Submission, "submissions"))
+    return Call(path="/v1/submissions", params=params, decode=_many(schema.Submission, "submissions"))
 
 
-def status(submission_id: str) -> Call[shapes.Submission]:
+def status(submission_id: str) -> Call[schema.Submission]:
     """State, score, place in the queue; to its owner also the reason and warnings."""
-    return Call(path=_of("submission", submission_id), decode=_one(shapes.Submission))
+    return Call(path=_of("submission", submission_id), decode=_one(schema.Submission))
 
 
 def logs(submission_id: str) -> Call[str]:
@@ -169,30 +170,30 @@ def code(submission_id: str) -> Call[bytes]:
     return Call(path=_of("submission", submission_id, "/code"), decode=bytes, max_bytes=MAX_CODE)
 
 
-def cancel(submission_id: str) -> Call[shapes.Submission]:
-    return Call(method="POST", path=_of("submission", submission_id, "/cancel"), decode=_one(shapes.Submission))
+def cancel(submission_id: str) -> Call[schema.Submission]:
+    return Call(method="POST", path=_of("submission", submission_id, "/cancel"), decode=_one(schema.Submission))
 
 
-def reevaluate(submission_id: str) -> Call[shapes.Submission]:
-    return Call(method="POST", path=_of("submission", submission_id, "/reevaluate"), decode=_one(shapes.Submission))
+def reevaluate(submission_id: str) -> Call[schema.Submission]:
+    return Call(method="POST", path=_of("submission", submission_id, "/reevaluate"), decode=_one(schema.Submission))
 
 
 def delete(submission_id: str) -> Call[None]:
     return Call(method="DELETE", path=_of("submission", submission_id), decode=_nothing)
 
 
-def ratings(submission_id: str) -> Call[list[shapes.Point]]:
+def ratings(submission_id: str) -> Call[list[schema.RatingPoint]]:
     """Its rating after each of its matches, the oldest first."""
-    return Call(path=_of("submission", submission_id, "/ratings"), decode=_many(shapes.Point, "points"))
+    return Call(path=_of("submission", submission_id, "/ratings"), decode=_many(schema.RatingPoint, "points"))
 
 
-def opponents(submission_id: str) -> Call[list[shapes.Opponent]]:
-    return Call(path=_of("submission", submission_id, "/opponents"), decode=_many(shapes.Opponent, "opponents"))
+def opponents(submission_id: str) -> Call[list[schema.Opponent]]:
+    return Call(path=_of("submission", submission_id, "/opponents"), decode=_many(schema.Opponent, "opponents"))
 
 
-def episodes(submission_id: str) -> Call[list[shapes.Episode]]:
-    """Of a verified evaluation, once its season has ended: they show the hidden seeds."""
-    return Call(path=_of("submission", submission_id, "/replays"), decode=_many(shapes.Episode, "replays"))
+def episodes(submission_id: str) -> Call[list[schema.EpisodeReplay]]:
+    """List episodes of a verified evaluation once its season has ended: they show the hidden seeds."""
+    return Call(path=_of("submission", submission_id, "/replays"), decode=_many(schema.EpisodeReplay, "replays"))
 
 
 def episode(submission_id: str, episode: int, format: str = "json") -> Call[bytes]:
@@ -202,10 +203,10 @@ def episode(submission_id: str, episode: int, format: str = "json") -> Call[byte
     return Call(path=path, params=params, decode=bytes, max_bytes=MAX_REPLAY)
 
 
-def practice(submission_id: str) -> Call[list[shapes.PracticeEpisode]]:
+def practice(submission_id: str) -> Call[list[schema.PracticeEpisode]]:
     """A verified agent's episodes on public seeds, for its owner."""
     path = _of("submission", submission_id, "/practice")
-    return Call(path=path, decode=_many(shapes.PracticeEpisode, "episodes"))
+    return Call(path=path, decode=_many(schema.PracticeEpisode, "episodes"))
 
 
 def practice_replay(submission_id: str, episode: int, format: str = "json") -> Call[bytes]:
@@ -215,16 +216,16 @@ def practice_replay(submission_id: str, episode: int, format: str = "json") -> C
     return Call(path=path, params=params, decode=bytes, max_bytes=MAX_REPLAY)
 
 
-def choose_finalist(submission_id: str, chosen: bool = True) -> Call[shapes.Submission]:
-    """For the finals of its season, or takes that back."""
+def choose_finalist(submission_id: str, chosen: bool = True) -> Call[schema.Submission]:
+    """Choose a submission for the finals of its season, or take that back."""
     path = _of("submission", submission_id, "/finalist")
-    return Call(method="POST", path=path, body={"chosen": chosen}, decode=_one(shapes.Submission))
+    return Call(method="POST", path=path, body={"chosen": chosen}, decode=_one(schema.Submission))
 
 
-def agent(owner: str, algorithm: str, env_id: str) -> Call[shapes.Agent]:
+def agent(owner: str, algorithm: str, env_id: str) -> Call[schema.AgentVersions]:
     """All versions of one agent."""
     params = _params(owner=owner, algorithm=algorithm, env_id=env_id)
-    return Call(path="/v1/agents", params=params, decode=_one(shapes.Agent))
+    return Call(path="/v1/agents", params=params, decode=_one(schema.AgentVersions))
 
 
 # ---- boards and matches ----
@@ -244,7 +245,7 @@ def leaderboard(
     sort: str | None = None,
     limit: int = 50,
     offset: int = 0,
-) -> Call[shapes.Board]:
+) -> Call[schema.Board]:
     """The board that belongs to the environment, or the one named: verified, self-reported or ladder."""
     params = _params(
         env_id=env_id,
@@ -260,7 +261,7 @@ def leaderboard(
         limit=limit,
         offset=offset,
     )
-    return Call(path="/v1/boards", params=params, decode=_one(shapes.Board))
+    return Call(path="/v1/boards", params=params, decode=_one(schema.Board))
 
 
 def matches(
@@ -271,16 +272,16 @@ def matches(
     state: str | None = None,
     before: int | None = None,
     limit: int = 50,
-) -> Call[list[shapes.Match]]:
+) -> Call[list[schema.Match]]:
     """The newest first; `before` is the number of a match, to page on."""
     params = _params(
         env_id=env_id, submission=submission, tournament=tournament, state=state, before=before, limit=limit
     )
-    return Call(path="/v1/matches", params=params, decode=_many(shapes.Match, "matches"))
+    return Call(path="/v1/matches", params=params, decode=_many(schema.Match, "matches"))
 
 
-def match(match_id: str) -> Call[shapes.Match]:
-    return Call(path=f"/v1/matches/{checked_id(match_id, 'match')}", decode=_one(shapes.Match))
+def match(match_id: str) -> Call[schema.Match]:
+    return Call(path=f"/v1/matches/{checked_id(match_id, 'match')}", decode=_one(schema.Match))
 
 
 def replay(match_id: str, format: str = "json") -> Call[bytes]:
@@ -296,59 +297,59 @@ def match_log(match_id: str, seat: int) -> Call[str]:
     return Call(path=path, params=_params(seat=seat), decode=_text, max_bytes=MAX_LOG)
 
 
-def challenge(submission: str, opponent: str, games: int = 1) -> Call[list[shapes.Match]]:
+def challenge(submission: str, opponent: str, games: int = 1) -> Call[list[schema.Match]]:
     """Games against a chosen opponent. They move no rating."""
     body = {
         "submission_id": checked_id(submission, "submission"),
         "opponent_id": checked_id(opponent, "submission"),
         "games": games,
     }
-    return Call(method="POST", path="/v1/challenges", body=body, decode=_many(shapes.Match, "matches"))
+    return Call(method="POST", path="/v1/challenges", body=body, decode=_many(schema.Match, "matches"))
 
 
 # ---- seasons and tournaments ----
 
 
-def seasons(env_id: str) -> Call[list[shapes.Season]]:
-    return Call(path="/v1/seasons", params=_params(env_id=env_id), decode=_many(shapes.Season, "seasons"))
+def seasons(env_id: str) -> Call[list[schema.Season]]:
+    return Call(path="/v1/seasons", params=_params(env_id=env_id), decode=_many(schema.Season, "seasons"))
 
 
-def season(season_id: int) -> Call[shapes.Season]:
-    return Call(path=_of("season", season_id), decode=_one(shapes.Season))
+def season(season_id: int) -> Call[schema.Season]:
+    return Call(path=_of("season", season_id), decode=_one(schema.Season))
 
 
-def start_season(env_id: str, name: str) -> Call[shapes.Season]:
-    """For hosts, as are the three that follow."""
-    return Call(method="POST", path="/v1/seasons", body={"env_id": env_id, "name": name}, decode=_one(shapes.Season))
+def start_season(env_id: str, name: str) -> Call[schema.Season]:
+    """Start a season. For hosts, as are the three that follow."""
+    return Call(method="POST", path="/v1/seasons", body={"env_id": env_id, "name": name}, decode=_one(schema.Season))
 
 
-def freeze_season(season_id: int, frozen: bool = True) -> Call[shapes.Season]:
+def freeze_season(season_id: int, frozen: bool = True) -> Call[schema.Season]:
     path = _of("season", season_id, "/freeze")
-    return Call(method="POST", path=path, body={"frozen": frozen}, decode=_one(shapes.Season))
+    return Call(method="POST", path=path, body={"frozen": frozen}, decode=_one(schema.Season))
 
 
-def season_finals(season_id: int, *, top: int = 8, games: int = 2) -> Call[shapes.Tournament]:
+def season_finals(season_id: int, *, top: int = 8, games: int = 2) -> Call[schema.Tournament]:
     path = _of("season", season_id, "/finals")
-    return Call(method="POST", path=path, body={"top": top, "games": games}, decode=_one(shapes.Tournament))
+    return Call(method="POST", path=path, body={"top": top, "games": games}, decode=_one(schema.Tournament))
 
 
-def evaluate_finalists(season_id: int, *, top: int | None = None) -> Call[shapes.Season]:
+def evaluate_finalists(season_id: int, *, top: int | None = None) -> Call[schema.Season]:
     """The finals of a verified season: of every owner, or of the `top` owners."""
     path = _of("season", season_id, "/finalists")
-    return Call(method="POST", path=path, body={"top": top}, decode=_one(shapes.Season))
+    return Call(method="POST", path=path, body={"top": top}, decode=_one(schema.Season))
 
 
-def end_season(season_id: int, *, without_finals: bool = False) -> Call[shapes.Season]:
+def end_season(season_id: int, *, without_finals: bool = False) -> Call[schema.Season]:
     path = _of("season", season_id, "/end")
-    return Call(method="POST", path=path, body={"without_finals": without_finals}, decode=_one(shapes.Season))
+    return Call(method="POST", path=path, body={"without_finals": without_finals}, decode=_one(schema.Season))
 
 
-def tournaments(env_id: str | None = None) -> Call[list[shapes.Tournament]]:
-    return Call(path="/v1/tournaments", params=_params(env_id=env_id), decode=_many(shapes.Tournament, "tournaments"))
+def tournaments(env_id: str | None = None) -> Call[list[schema.Tournament]]:
+    return Call(path="/v1/tournaments", params=_params(env_id=env_id), decode=_many(schema.Tournament, "tournaments"))
 
 
-def tournament(tournament_id: str) -> Call[shapes.Tournament]:
-    return Call(path=_of("tournament", tournament_id), decode=_one(shapes.Tournament))
+def tournament(tournament_id: str) -> Call[schema.Tournament]:
+    return Call(path=_of("tournament", tournament_id), decode=_one(schema.Tournament))
 
 
 def create_tournament(
@@ -361,8 +362,8 @@ def create_tournament(
     games: int | None = None,
     rounds: int | None = None,
     seed: int | None = None,
-) -> Call[shapes.Tournament]:
-    """For hosts: between the submissions that are named, or the best of the board."""
+) -> Call[schema.Tournament]:
+    """Create a tournament between the submissions that are named, or the best of the board. For hosts."""
     body = _given(
         env_id=env_id,
         name=name,
@@ -373,34 +374,35 @@ def create_tournament(
         seed=seed,
         participants=None if participants is None else [checked_id(one, "submission") for one in participants],
     )
-    return Call(method="POST", path="/v1/tournaments", body=body, decode=_one(shapes.Tournament))
+    return Call(method="POST", path="/v1/tournaments", body=body, decode=_one(schema.Tournament))
 
 
-def cancel_tournament(tournament_id: str) -> Call[shapes.Tournament]:
-    return Call(method="POST", path=_of("tournament", tournament_id, "/cancel"), decode=_one(shapes.Tournament))
+def cancel_tournament(tournament_id: str) -> Call[schema.Tournament]:
+    return Call(method="POST", path=_of("tournament", tournament_id, "/cancel"), decode=_one(schema.Tournament))
 
 
 # ---- keys, exports ----
 
 
-def keys() -> Call[list[shapes.Key]]:
-    return Call(path="/v1/keys", decode=_many(shapes.Key, "keys"))
+def keys() -> Call[list[schema.Key]]:
+    return Call(path="/v1/keys", decode=_many(schema.Key, "keys"))
 
 
 def create_key(
     owner: str | None = None, *, scopes: Sequence[str] | None = None, label: str = "", expires_in_s: float | None = None
-) -> Call[shapes.NewKey]:
-    """For oneself, with no more than one's own scopes; an admin makes them for anybody. The token is told once."""
+) -> Call[schema.NewKey]:
+    """Create a key for oneself, with no more than one's own scopes; an admin creates them for anybody. The token is
+    shown once."""
     body = _given(
         owner=owner, scopes=None if scopes is None else list(scopes), label=label or None, expires_in_s=expires_in_s
     )
-    return Call(method="POST", path="/v1/keys", body=body, decode=_one(shapes.NewKey))
+    return Call(method="POST", path="/v1/keys", body=body, decode=_one(schema.NewKey))
 
 
-def rotate_key(key_id: str, *, grace_s: float = 0.0) -> Call[shapes.NewKey]:
+def rotate_key(key_id: str, *, grace_s: float = 0.0) -> Call[schema.NewKey]:
     """A new token in place of the old one, which still works for `grace_s`."""
     path = _of("key", key_id, "/rotate")
-    return Call(method="POST", path=path, body={"grace_s": grace_s}, decode=_one(shapes.NewKey))
+    return Call(method="POST", path=path, body={"grace_s": grace_s}, decode=_one(schema.NewKey))
 
 
 def revoke_key(key_id: str) -> Call[None]:
@@ -448,10 +450,10 @@ def unbench(submission_id: str, reason: str = "") -> Call[None]:
 
 def put_environment(
     env_id: str, *, kind: str | None = None, settings: Mapping[str, Any] | None = None, enabled: bool = True
-) -> Call[shapes.Environment]:
+) -> Call[schema.Environment]:
     """Adds or changes one; what is not given stays as it is."""
     body = _given(env_id=env_id, kind=kind, settings=None if settings is None else dict(settings), enabled=enabled)
-    return Call(method="PUT", path="/v1/admin/environments", body=body, decode=_one(shapes.Environment))
+    return Call(method="PUT", path="/v1/admin/environments", body=body, decode=_one(schema.Environment))
 
 
 def owners() -> Call[Mapping[str, Any]]:

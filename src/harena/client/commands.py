@@ -14,16 +14,19 @@ import time
 from collections.abc import Iterable
 from urllib.parse import quote
 
-from harena import terminal
-from harena.client import config, shapes
+from harena import schema, terminal
+from harena.client import config
 from harena.client.blocking import ArenaClient
 from harena.client.cli import INTERRUPTED, NO, OK
 from harena.command import USAGE, fail, print_json
+from harena.errors import SpecError
 from harena.terminal import safe, safe_lines
 
 REFRESH_S = 0.5
 """Minimum time between two drawings of a board."""
 LATEST, TOPICS = 50, 50
+SHORT_ID, FULL_ID = 6, 32
+"""Digits of an id that may be typed, and that it has."""
 
 
 def submit(args: argparse.Namespace) -> int:
@@ -37,11 +40,13 @@ def submit(args: argparse.Namespace) -> int:
 
 def status(args: argparse.Namespace) -> int:
     with _client(args) as client:
+        args.id = _full_id(client, args.id)
         return _follow(client, args.id, args) if args.watch else _print_submission(client, client.status(args.id), args)
 
 
 def logs(args: argparse.Namespace) -> int:
     with _client(args) as client:
+        args.id = _full_id(client, args.id)
         text = client.logs(args.id)
     if args.json:
         print_json({"id": args.id, "log": text})
@@ -58,7 +63,7 @@ def leaderboard(args: argparse.Namespace) -> int:
             return _watch_board(client, args)
         board = _board(client, args)
         if args.json:
-            print_json(shapes.as_json(board))
+            print_json(schema.as_json(board))
         else:
             _say(board_text(board))
     return OK
@@ -79,7 +84,7 @@ def challenge(args: argparse.Namespace) -> int:
     with _client(args) as client:
         matches = client.challenge(args.id, args.opponent, args.games)
         if args.json:
-            print_json([shapes.as_json(match) for match in matches])
+            print_json([schema.as_json(match) for match in matches])
         else:
             for match in matches:
                 _say(f"{safe(match.id)}  {_page(client, 'match', match.id)}")
@@ -119,7 +124,7 @@ def gradio(args: argparse.Namespace) -> int:
 def _follow(client: ArenaClient, submission_id: str, args: argparse.Namespace) -> int:
     shown = ""
 
-    def show(found: shapes.Submission) -> None:
+    def show(found: schema.Submission) -> None:
         nonlocal shown
         if not found.final and (text := progress_text(found)) != shown:
             _note(shown := text)
@@ -132,16 +137,27 @@ def _follow(client: ArenaClient, submission_id: str, args: argparse.Namespace) -
     return _print_submission(client, found, args)
 
 
-def _print_submission(client: ArenaClient, found: shapes.Submission, args: argparse.Namespace) -> int:
+def _full_id(client: ArenaClient, given: str) -> str:
+    """The id that begins with what was typed, among the latest submissions of one's own. The arena itself knows whole
+    ids only: a short one could be guessed."""
+    if not SHORT_ID <= len(given) < FULL_ID or not set(given) <= set("0123456789abcdef"):
+        return given
+    found = [one.id for one in client.submissions(limit=200) if one.mine and one.id.startswith(given)]
+    if len(found) > 1:
+        raise SpecError(f"{given} is the beginning of {len(found)} of your submissions: type more of it")
+    return found[0] if found else given
+
+
+def _print_submission(client: ArenaClient, found: schema.Submission, args: argparse.Namespace) -> int:
     if args.json:
-        print_json(shapes.as_json(found))
+        print_json(schema.as_json(found))
     else:
         _say(submission_text(found))
         _say(_page(client, "submission", found.id))
     return OK if found.state == "ranked" or not found.final else NO
 
 
-def progress_text(found: shapes.Submission) -> str:
+def progress_text(found: schema.Submission) -> str:
     """One line for a state that is not final."""
     if found.state != "queued":
         return safe(found.state)
@@ -153,28 +169,29 @@ def progress_text(found: shapes.Submission) -> str:
     return ", ".join(parts)
 
 
-def submission_text(found: shapes.Submission) -> str:
+def submission_text(found: schema.Submission) -> str:
     lines = [f"{agent_name(found)} for {safe(found.env_id)}", f"{progress_text(found)}{_result(found)}"]
     if found.benched:
         lines.append(f"benched: {safe(found.benched)}" if isinstance(found.benched, str) else "benched")
     if found.reason:
         lines += [f"  {line}" for line in safe_lines(found.reason).splitlines()]
-    lines += [f"warning: {safe(warning)}" for warning in found.warnings]
+    lines += [f"warning: {safe(warning)}" for warning in found.warnings or ()]
     if found.final and found.has_log:
         lines.append(f"`harena logs {safe(found.id)}` shows what it printed")
     return "\n".join(lines)
 
 
-def _result(found: shapes.Submission) -> str:
-    if found.score is None:
+def _result(found: schema.Submission) -> str:
+    placed = found if found.score is not None else found.standing  # agents of a ladder have their rating there
+    if placed is None or placed.score is None:
         return ""
-    text = f": {score_text(found.score, found.low, found.high)}"
+    text = f": {score_text(placed.score, placed.low, placed.high)}"
     if found.standing is not None and found.standing.rank:
         text += f", rank {found.standing.rank}"
     return text if found.kind != "self-reported" else f"{text}, self-reported"
 
 
-def agent_name(one: shapes.Submission | shapes.Entry | shapes.Seat | shapes.Participant) -> str:
+def agent_name(one: schema.Submission | schema.BoardEntry | schema.MatchSeat | schema.Participant) -> str:
     return safe(f"{one.owner}/{one.algorithm} v{one.version}")
 
 
@@ -187,7 +204,7 @@ def score_text(score: float | None, low: float | None, high: float | None) -> st
 # ---- boards ----
 
 
-def _board(client: ArenaClient, args: argparse.Namespace) -> shapes.Board:
+def _board(client: ArenaClient, args: argparse.Namespace) -> schema.Board:
     return client.leaderboard(
         args.env,
         board=args.board,
@@ -199,7 +216,7 @@ def _board(client: ArenaClient, args: argparse.Namespace) -> shapes.Board:
     )
 
 
-def board_text(board: shapes.Board) -> str:
+def board_text(board: schema.Board) -> str:
     rows = [
         (
             str(entry.rank),
@@ -223,7 +240,7 @@ def _count(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
-def _marks(entry: shapes.Entry) -> str:
+def _marks(entry: schema.BoardEntry) -> str:
     marks = {"provisional": entry.provisional, "benched": entry.benched, "anonymous": entry.anonymous}
     return ", ".join(word for word, holds in marks.items() if holds)
 
@@ -234,7 +251,7 @@ def _watch_board(client: ArenaClient, args: argparse.Namespace) -> int:
         for _ in client.watch(f"board:{name}"):
             board = _board(client, args)
             if args.json:
-                print(json.dumps(shapes.as_json(board), allow_nan=False), flush=True)
+                print(json.dumps(schema.as_json(board), allow_nan=False), flush=True)
             else:
                 screen.draw(f"{client.url}  {time.strftime('%H:%M:%S')}", board_text(board))
             time.sleep(REFRESH_S)
@@ -244,7 +261,7 @@ def _watch_board(client: ArenaClient, args: argparse.Namespace) -> int:
 def _print_environments(client: ArenaClient, args: argparse.Namespace) -> int:
     found = client.environments()
     if args.json:
-        print_json([shapes.as_json(environment) for environment in found])
+        print_json([schema.as_json(environment) for environment in found])
         return OK
     rows = [(one.env_id, one.kind, str(one.seats), str(one.entries), one.title or one.summary) for one in found]
     head = ("environment", "kind", "seats", "entries", "title")
@@ -261,14 +278,14 @@ def _watch_match(client: ArenaClient, args: argparse.Namespace) -> int:
         _draw_frames(client, match, args)
         match = client.match(args.match)
     if args.json:
-        print(json.dumps(shapes.as_json(match), allow_nan=False))
+        print(json.dumps(schema.as_json(match), allow_nan=False))
     else:
         _say(match_text(match))
         _say(_page(client, "match", match.id))
     return OK
 
 
-def _draw_frames(client: ArenaClient, match: shapes.Match, args: argparse.Namespace) -> None:
+def _draw_frames(client: ArenaClient, match: schema.Match, args: argparse.Namespace) -> None:
     title = f"{match.env_id}: {' against '.join(agent_name(seat) for seat in match.seats)}"
     fps = args.fps or (20.0 if sys.stdout.isatty() else None)
     with terminal.Screen(fps) as screen:
@@ -279,7 +296,7 @@ def _draw_frames(client: ArenaClient, match: shapes.Match, args: argparse.Namesp
                 screen.draw(f"{title}, step {frame.body.get('step', '?')}", frame.text)
 
 
-def match_text(match: shapes.Match) -> str:
+def match_text(match: schema.Match) -> str:
     """The players of a match, its result and the reason."""
     names = [agent_name(seat) for seat in match.seats]
     head = f"{safe(match.env_id)} match {match.number}, {safe(match.kind)}: {' against '.join(names)}"
@@ -296,7 +313,7 @@ def match_text(match: shapes.Match) -> str:
     return "\n".join(lines)
 
 
-def _ending(match: shapes.Match, names: list[str]) -> str:
+def _ending(match: schema.Match, names: list[str]) -> str:
     if match.state != "finished":
         text = match.state
     elif match.winner is None:
@@ -326,9 +343,9 @@ def _watch_results(client: ArenaClient, args: argparse.Namespace) -> int:
     return OK
 
 
-def _print_result(client: ArenaClient, match: shapes.Match, *, as_json: bool) -> None:
+def _print_result(client: ArenaClient, match: schema.Match, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(shapes.as_json(match), allow_nan=False), flush=True)
+        print(json.dumps(schema.as_json(match), allow_nan=False), flush=True)
         return
     names = [agent_name(seat) for seat in match.seats]
     text = f"{safe(match.env_id)}  {' against '.join(names)}: {_ending(match, names)}"

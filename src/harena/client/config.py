@@ -27,7 +27,7 @@ _SECRET = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def arena_url(given: str | None = None) -> str:
-    """Without a slash at the end."""
+    """Return the arena's URL without a slash at the end."""
     text = (given or os.environ.get("HARENA_URL") or DEFAULT_URL).strip()
     if "://" not in text:
         text = f"http://{text}"

@@ -1,5 +1,6 @@
-"""JSON of a server we do not trust into the dataclasses of `shapes`. Guarantees: what comes out has the declared types
-and finite numbers, or BadAnswer says which field has not; no list or text is longer than the caps below.
+"""JSON of a server we do not trust into the dataclasses of `harena.schema`. Guarantees: what comes out has the
+declared types and finite numbers, or BadAnswer says which field has not; no list or text is longer than the caps below.
+Fields that are not declared are dropped, so that a newer arena can say more.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def shape(kind: type[T], data: Any, where: str = "") -> T:
 
 
 def listing(kind: type[T], name: str) -> Callable[[Any], list[T]]:
-    """Of an answer that has its list under a name."""
+    """Decode an answer that has its list under a name."""
 
     def read(data: Any) -> list[T]:
         if not isinstance(data, Mapping):
@@ -86,9 +87,11 @@ def _reader(hint: Any) -> Reader:
         )
     if typing.get_origin(hint) is tuple:
         return _tuple_of(typing.get_args(hint)[0])
+    if typing.get_origin(hint) is Mapping:
+        return functools.partial(_object_of, _reader(typing.get_args(hint)[1]))
     if dataclasses.is_dataclass(hint):
         return functools.partial(_nested, hint)
-    return _PLAIN[typing.get_origin(hint) or hint]
+    return _PLAIN[hint]
 
 
 def _either(readers: Sequence[Reader], data: Any, where: str) -> Any:
@@ -159,11 +162,19 @@ def _object(data: Any, where: str) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], data)
 
 
+def _object_of(read: Reader, data: Any, where: str) -> Mapping[str, Any]:
+    return {name: read(value, f"{where}.{name}") for name, value in _object(data, where).items()}
+
+
+def _anything(data: Any, where: str) -> Any:
+    return data
+
+
 _PLAIN: dict[Any, Reader] = {
     str: _text,
     bool: _truth,
     int: _integer,
     float: _number,
     datetime.datetime: _time,
-    Mapping: _object,
+    Any: _anything,
 }

@@ -24,7 +24,7 @@ class ArenaError(HarenaError):
         self.hint = hint
         """What to do about it."""
         self.status = status
-        """Of HTTP; None where no answer came."""
+        """The HTTP status; None where no answer came."""
         self.request_id = request_id
         """The arena's log has it too."""
 

@@ -21,8 +21,8 @@ from urllib.parse import urljoin
 
 import httpx
 
-from harena import __version__
-from harena.client import config, decode, shapes, sse
+from harena import __version__, schema
+from harena.client import config, decode, sse
 from harena.client.calls import Call, checked_id, status
 from harena.client.errors import ArenaError, BadAnswer, Unreachable, WaitTimeout
 from harena.errors import SpecError
@@ -38,7 +38,7 @@ MAX_WORDS = 2000
 SLOW = 10
 """An answer may take so many times `timeout_s` in all, however busily it drips."""
 POLL_S = 5.0
-"""Without any news a submission is asked for this often: an event may be lost."""
+"""How often a submission is asked for while there is no news: an event may be lost."""
 SILENCE_S = 45.0
 """An arena sends a heartbeat every 15 s; after this long without one the connection is dead."""
 PATIENCE_S = 30.0
@@ -52,7 +52,7 @@ class Incoming:
     status: int
     headers: Mapping[str, str]
     pieces: AsyncIterator[bytes]
-    """As they came over the wire."""
+    """The body's pieces as they came over the wire."""
 
 
 class Wire(Protocol):
@@ -94,7 +94,7 @@ def client_options(url: str) -> dict[str, Any]:
     }
 
 
-class Session:
+class ApiSession:
     def __init__(
         self,
         wire: Wire,
@@ -226,7 +226,7 @@ class Session:
 
     # ---- events ----
 
-    async def watch(self, topics: Collection[str], last_id: str = "") -> AsyncGenerator[shapes.Notice]:
+    async def watch(self, topics: Collection[str], last_id: str = "") -> AsyncGenerator[schema.Notice]:
         """News of these topics, without end. The first one is a `reset`, as soon as the stream is open: what is read
         from then on will not change unheard. After a break it goes on with the first that was missed."""
         if not topics:
@@ -237,17 +237,17 @@ class Session:
         async with contextlib.aclosing(self._following(call, last_id=last_id)) as events:
             async for event in events:
                 if event.event == "reset":
-                    yield shapes.Notice(kind="reset", id=event.id)
+                    yield schema.Notice(kind="reset", id=event.id)
                 else:
-                    yield dataclasses.replace(decode.shape(shapes.Notice, decode.parse(event.data)), id=event.id)
+                    yield dataclasses.replace(decode.shape(schema.Notice, decode.parse(event.data)), id=event.id)
 
-    async def live(self, match_id: str) -> AsyncGenerator[shapes.Frame]:
+    async def live(self, match_id: str) -> AsyncGenerator[schema.MatchFrame]:
         """The frames of a running match from its start, each step once, and `finished` at its end."""
         call = _stream(f"/v1/matches/{checked_id(match_id, 'match')}/live")
         last = -1
         async with contextlib.aclosing(self._following(call)) as events:
             async for event in events:
-                frame = shapes.Frame(event=event.event, body=decode.whole(decode.parse(event.data)))
+                frame = schema.MatchFrame(event=event.event, body=decode.whole(decode.parse(event.data)))
                 step = frame.body.get("step")
                 if frame.event == "reset" or (isinstance(step, int) and step <= last):
                     continue  # after a break, or for a slow reader, they are all told again
@@ -294,12 +294,12 @@ class Session:
     # ---- waiting ----
 
     async def wait(
-        self, submission_id: str, timeout_s: float, on_change: Callable[[shapes.Submission], None] | None = None
-    ) -> shapes.Submission:
+        self, submission_id: str, timeout_s: float, on_change: Callable[[schema.Submission], None] | None = None
+    ) -> schema.Submission:
         """Until it is ranked, rejected, failed or cancelled. News hurry the next look; looks go on without them."""
         topic = f"submission:{checked_id(submission_id, 'submission')}"
         deadline = self._clock() + timeout_s
-        last: shapes.Submission | None = None
+        last: schema.Submission | None = None
 
         async def look() -> bool:
             nonlocal last
@@ -383,7 +383,7 @@ async def _parsed(pieces: AsyncIterator[bytes]) -> AsyncGenerator[sse.ServerEven
 
 
 def _seconds(text: str) -> float:
-    """Of a Retry-After; a date, or nonsense, counts as a moment."""
+    """Return the seconds of a Retry-After; a date, or nonsense, counts as a moment."""
     return float(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0.5
 
 

@@ -17,7 +17,7 @@ from harena.errors import SpecError
 
 MB = 1 << 20
 MAX_TOTAL = 60 * MB
-"""Of all files together: more than any arena takes."""
+"""Size of all files together: more than any arena takes."""
 MAX_FILES = 2000
 SKIPPED = frozenset({"__pycache__", "__MACOSX", "node_modules"})
 ZIP_START = b"PK\x03\x04"

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from harena.api import shapes, views
+from harena import schema
+from harena.api.answers import views
+from harena.api.answers.openapi import answers, listed
 from harena.api.auth import Host
 from harena.api.context import Api, ApiOf, reply
-from harena.api.errors import ApiError
-from harena.api.queries import MAX_LISTED
+from harena.api.http.errors import ApiError
 from harena.api.routes.boards import MAX_OFFSET
 from harena.api.routes.environments import MAX_SEASON, game_info, overview
 from harena.api.routes.matches import Id
 from harena.api.routes.submissions import find
-from harena.arena.db.models import MAX_NAME, EnvironmentKind
-from harena.arena.ladder import roster
+from harena.arena import audit
+from harena.arena.db.models import ACTIVE, MAX_NAME, Conflict, EnvironmentKind
+from harena.arena.db.queries import MAX_LISTED
+from harena.errors import HarenaError
+from harena.match import registry
 
 router = APIRouter(prefix="/v1/admin", tags=["the host's desk"])
 
@@ -40,6 +45,12 @@ class BenchOrder(BaseModel):
     reason: Annotated[str, Field(max_length=1000)] = ""
 
 
+class BulkCancel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    env_id: Annotated[str, Field(min_length=1, max_length=MAX_NAME)] | None = None
+    owner: Annotated[str, Field(min_length=1, max_length=MAX_NAME)] | None = None
+
+
 class PutQuota(BaseModel):
     model_config = ConfigDict(extra="forbid")
     owner: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -47,24 +58,25 @@ class PutQuota(BaseModel):
     at_once: Count | None = None
 
 
-@router.get("/queue", responses=shapes.answers(shapes.JobQueue), summary="Jobs: how many, which run, which died")
+@router.get("/queue", responses=answers(schema.JobQueue), summary="Jobs: how many, which run, which died")
 def queue(api: ApiOf, who: Host) -> Response:
     counts: dict[str, dict[str, int]] = {}
     for (kind, state), number in api.arena.queue.counts().items():
         counts.setdefault(kind, {})[state.value] = number
     running, dead = api.arena.queue.running(), api.arena.queue.dead()
-    return reply({"counts": counts, "running": [*map(views.job, running)], "dead": [*map(views.job, dead)]})
+    jobs = schema.JobQueue(counts=counts, running=tuple(map(views.job, running)), dead=tuple(map(views.job, dead)))
+    return reply(jobs)
 
 
-@router.post("/jobs/{job_id}/revive", responses=shapes.answers(shapes.Done), summary="A dead job is tried again")
+@router.post("/jobs/{job_id}/revive", responses=answers(schema.Acknowledgement), summary="A dead job is tried again")
 def revive(api: ApiOf, who: Host, job_id: JobId) -> Response:
     api.arena.queue.get(job_id)
     if not api.arena.queue.revive(job_id):
         raise ApiError(409, "conflict", "the job is not dead", hint="only dead jobs are revived")
-    return reply({"ok": True})
+    return reply(schema.Acknowledgement(ok=True))
 
 
-@router.post("/jobs/{job_id}/cancel", responses=shapes.answers(shapes.Done), summary="Calls a job off")
+@router.post("/jobs/{job_id}/cancel", responses=answers(schema.Acknowledgement), summary="Calls a job off")
 def cancel(api: ApiOf, who: Host, job_id: JobId) -> Response:
     job = api.arena.queue.get(job_id)
     submission_id = job.payload.get("submission_id")
@@ -72,90 +84,104 @@ def cancel(api: ApiOf, who: Host, job_id: JobId) -> Response:
         api.arena.submissions.cancel(submission_id)
     elif not api.arena.queue.cancel(job_id, reason="cancelled by the host"):
         raise ApiError(409, "conflict", "the job is over", hint="there is nothing to cancel")
-    return reply({"ok": True})
+    return reply(schema.Acknowledgement(ok=True))
 
 
-@router.get("/benched", responses=shapes.answers(shapes.Benched), summary="Agents that sit on the bench, and why")
+@router.get(
+    "/benched",
+    responses=answers(listed(schema.BenchedAgent, "benched")),
+    summary="Agents that sit on the bench, and why",
+)
 def benched(api: ApiOf, who: Host) -> Response:
-    found = roster.all_benched(api.store)[:MAX_LISTED]
+    found = api.store.roster.all_benched()[:MAX_LISTED]
     known = api.queries.by_id({bench.submission_id for bench in found})
-    return reply(
-        {
-            "benched": [
-                {
-                    "submission_id": bench.submission_id,
-                    "owner": of.owner,
-                    "algorithm": of.algorithm,
-                    "version": of.version,
-                    "env_id": of.env_id,
-                    "reason": bench.reason,
-                    "benched_at": views.time_text(bench.benched_at),
-                }
-                for bench in found
-                if (of := known.get(bench.submission_id)) is not None
-            ]
-        }
-    )
+    agents = ((bench, known.get(bench.submission_id)) for bench in found)
+    return reply({"benched": [views.benched(bench, of) for bench, of in agents if of is not None]})
 
 
-@router.post("/bench", responses=shapes.answers(shapes.Done), summary="Takes an agent out of the ladder")
+@router.post("/bench", responses=answers(schema.Acknowledgement), summary="Takes an agent out of the ladder")
 def bench(api: ApiOf, who: Host, body: BenchOrder) -> Response:
-    roster.bench(api.store, find(api, body.submission_id).id, body.reason or "benched by the host")
+    api.store.roster.bench(find(api, body.submission_id).id, body.reason or "benched by the host")
     return _done(api)
 
 
-@router.post("/unbench", responses=shapes.answers(shapes.Done), summary="Lets it play again")
+@router.post("/unbench", responses=answers(schema.Acknowledgement), summary="Lets it play again")
 def unbench(api: ApiOf, who: Host, body: BenchOrder) -> Response:
-    roster.unbench(api.store, find(api, body.submission_id).id)
+    api.store.roster.unbench(find(api, body.submission_id).id)
     return _done(api)
 
 
 @router.get(
     "/environments",
-    responses=shapes.answers(shapes.EnvironmentsWithSettings),
+    responses=answers(listed(schema.EnvironmentWithSettings, "environments")),
     summary="All environments, with their settings",
 )
 def environments(api: ApiOf, who: Host) -> Response:
     found = api.store.environments.all(enabled_only=False)
-    return reply({"environments": [{**overview(api, env), "settings": env.settings} for env in found]})
+    return reply({"environments": [views.environment_with_settings(overview(api, env), env.settings) for env in found]})
 
 
-@router.put("/environments", responses=shapes.answers(shapes.Environment), summary="Adds or changes an environment")
+@router.put("/environments", responses=answers(schema.Environment), summary="Adds or changes an environment")
 def put_environment(api: ApiOf, who: Host, body: PutEnvironment) -> Response:
-    if ":" in body.env_id:
-        raise ApiError(422, "invalid", "an id with a colon names code to import", hint="add it on the command line")
+    if ":" in body.env_id and not _trusted(body.env_id):
+        raise ApiError(
+            422,
+            "invalid",
+            "an id with a colon names code to import, which only the operator of the server may choose",
+            hint=f"on the server: harena envs add {body.env_id[:80]}; then restart it. Or list it in HARENA_GAMES",
+        )
     made = api.arena.put_environment(body.env_id, kind=body.kind, settings=body.settings, enabled=body.enabled)
     game_info.cache_clear()
     api.boards.forget()
     return reply(overview(api, made))
 
 
-@router.get("/owners", responses=shapes.answers(shapes.Owners), summary="Owners and their quotas")
+@router.get("/owners", responses=answers(listed(schema.OwnerSummary, "owners")), summary="Owners and their quotas")
 def owners(api: ApiOf, who: Host, offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0) -> Response:
-    return reply(
-        {
-            "owners": [
-                {
-                    "owner": one.name,
-                    "per_day": one.per_day,
-                    "at_once": one.at_once,
-                    "submissions": one.submissions,
-                    "keys": one.keys,
-                    "created_at": views.time_text(one.created_at),
-                }
-                for one in api.queries.owners(offset=offset)
-            ]
-        }
-    )
+    return reply({"owners": [views.owner(one) for one in api.queries.owners(offset=offset)]})
 
 
-@router.put("/quotas", responses=shapes.answers(shapes.Done), summary="An owner's own quota; null: the default")
+@router.put("/quotas", responses=answers(schema.Acknowledgement), summary="An owner's own quota; null: the default")
 def put_quota(api: ApiOf, who: Host, body: PutQuota) -> Response:
     api.store.owners.set_quota(body.owner, per_day=body.per_day, at_once=body.at_once)
-    return reply({"ok": True})
+    return reply(schema.Acknowledgement(ok=True))
+
+
+def _trusted(env_id: str) -> bool:
+    try:
+        return registry.resolve(env_id) == env_id
+    except HarenaError:
+        return False
+
+
+@router.post(
+    "/cancel",
+    responses=answers(schema.Cancelled),
+    summary="Cancels all submissions that wait or run, of an environment or an owner if one is named",
+)
+def cancel_all(api: ApiOf, who: Host, body: BulkCancel) -> Response:
+    number = 0
+    while found := api.store.submissions.where(owner=body.owner, env_id=body.env_id, states=ACTIVE, limit=100):
+        done = 0
+        for one in found:
+            with contextlib.suppress(Conflict):  # it ended by itself just now
+                api.arena.submissions.cancel(one.id)
+                done += 1
+        number += done
+        if not done:
+            break
+    api.boards.forget()
+    return reply(schema.Cancelled(cancelled=number))
+
+
+@router.get(
+    "/audit", responses=answers(listed(schema.AuditEntry, "entries")), summary="What hosts have changed, newest first"
+)
+def audit_log(api: ApiOf, who: Host, limit: Annotated[int, Query(ge=1, le=500)] = 100) -> Response:
+    return reply({"entries": [views.audit(entry) for entry in audit.latest(api.settings.data, limit)]})
 
 
 def _done(api: Api) -> Response:
     api.boards.forget()
     api.arena.matchmaker.wake()
-    return reply({"ok": True})
+    return reply(schema.Acknowledgement(ok=True))

@@ -12,11 +12,12 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from harena.api import shapes
+from harena import schema
+from harena.api.answers.boards import Ask, BoardPage
+from harena.api.answers.openapi import answers
 from harena.api.auth import Reader
-from harena.api.boards import Ask, BoardPage
 from harena.api.context import Api, ApiOf
-from harena.api.errors import ApiError
+from harena.api.http.errors import ApiError
 from harena.api.routes.environments import MAX_SEASON, EnvId
 from harena.arena.db.models import MAX_NAME, BoardKind
 from harena.arena.db.records import Filter, Sort
@@ -52,7 +53,7 @@ router = APIRouter(prefix="/v1", tags=["boards"], route_class=CachedRoute)
 
 @router.get(
     "/boards",
-    responses={**shapes.answers(shapes.Board), 304: {"description": "As you have it."}},
+    responses={**answers(schema.Board), 304: {"description": "As you have it."}},
     summary="A board: verified and self-reported scores and ladders never mix",
 )
 async def board(

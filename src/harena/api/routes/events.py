@@ -8,11 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from harena.api import shapes
+from harena.api.answers.live import MAX_TOPICS, EventStream
+from harena.api.answers.openapi import answers
 from harena.api.auth import Reader
 from harena.api.context import ApiOf
-from harena.api.errors import ApiError
-from harena.api.live import MAX_TOPICS, EventStream
+from harena.api.http.errors import ApiError
 from harena.arena.db.models import MAX_NAME
 
 router = APIRouter(prefix="/v1", tags=["live"])
@@ -23,7 +23,7 @@ LAST = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 @router.get(
     "/events",
-    responses=shapes.answers(text="Server-sent events; the data is {topic, kind, body}.", media=["text/event-stream"]),
+    responses=answers(text="Server-sent events; the data is {topic, kind, body}.", media=["text/event-stream"]),
     summary="A stream of events of some topics",
 )
 async def events(

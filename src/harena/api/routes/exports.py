@@ -11,37 +11,40 @@ import csv
 import importlib
 import importlib.util
 import io
+import itertools
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
-import sqlalchemy as sa
 from fastapi import APIRouter, Query
 from starlette.responses import Response, StreamingResponse
 
-from harena.api import shapes, views
+from harena import schema
+from harena.api.answers import views
+from harena.api.answers.openapi import answers, model
 from harena.api.auth import Reader
 from harena.api.context import Api, ApiOf
-from harena.api.errors import ApiError
-from harena.api.queries import Viewer
+from harena.api.http.errors import ApiError
 from harena.api.routes.environments import MAX_SEASON, EnvId
 from harena.api.routes.submissions import viewer
-from harena.arena.db.environments import Environment
-from harena.arena.db.models import BoardKind, Kind, board, matches, owners, ratings, standings, submissions
+from harena.arena.db.environments import EnvironmentRecord
+from harena.arena.db.exports import PAGE, Row
+from harena.arena.db.models import BoardKind, SubmissionKind
+from harena.arena.db.queries import Viewer
 
 router = APIRouter(prefix="/v1", tags=["exports"])
 
-PAGE = 1000
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 CHUNK = 256 * 1024
+MAX_CACHED = 1 << 20
+"""Bytes. A larger export is made for each reader, and sent as it is read."""
 MEDIA = {
     "csv": "text/csv; charset=utf-8",
     "jsonl": "application/x-ndjson",
     "parquet": "application/vnd.apache.parquet",
 }
 
-Row = dict[str, Any]
 What = Literal["board", "matches", "ratings", "submissions"]
 Format = Literal["csv", "jsonl", "parquet"]
 
@@ -98,7 +101,7 @@ COLUMNS: dict[str, dict[str, type]] = {
 
 @router.get(
     "/export/{what}",
-    responses={**shapes.answers(media=MEDIA.values()), 501: {"model": shapes.Problem}},
+    responses={**answers(media=MEDIA.values()), 501: {"model": model(schema.Problem)}},
     summary="All of it, as a file",
 )
 def export(
@@ -111,60 +114,73 @@ def export(
     season: Annotated[int | None, Query(ge=1, le=MAX_SEASON)] = None,
 ) -> Response:
     env = api.queries.environment(env_id)
+    shown = viewer(who)
+    everybodys = what != "submissions" or shown == Viewer()
+    key = ("export", env.env_id, what, format, board, season)
+    topics = (f"board:{env.env_id}", f"matches:{env.env_id}")
+    name = {"Content-Disposition": f'attachment; filename="harena-{what}.{format}"'}
+    kept = api.boards.answer(key) if everybodys else None
+    if kept is not None:
+        return Response(kept.body, 200, name, MEDIA[format])
+    versions = api.boards.versions(topics)
     which = board or BoardKind(views.default_board(env.kind))
     sources: dict[str, Callable[[], Iterator[Row]]] = {
         "board": lambda: _board(api, env, which, season),
         "matches": lambda: _matches(api, env),
         "ratings": lambda: _ratings(api, env),
-        "submissions": lambda: _submissions(api, env, viewer(who)),
+        "submissions": lambda: _submissions(api, env, shown),
     }
     rows, columns = sources[what](), COLUMNS[what]
     if format == "parquet":
         chunks = _parquet(rows, columns)
     else:
         chunks = _csv(rows, columns) if format == "csv" else _jsonl(rows)
-    name = f'attachment; filename="harena-{what}.{format}"'
-    return StreamingResponse(chunks, 200, {"Content-Disposition": name}, MEDIA[format])
+    first = _first(chunks)
+    if sum(map(len, first)) > MAX_CACHED:
+        return StreamingResponse(itertools.chain(first, chunks), 200, name, MEDIA[format])
+    body = b"".join(first)
+    if everybodys:
+        api.boards.keep_answer(key, body, topics, versions)
+    return Response(body, 200, name, MEDIA[format])
+
+
+def _first(chunks: Iterator[bytes]) -> list[bytes]:
+    """All of it, or a little more than is kept in the cache."""
+    taken: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        taken.append(chunk)
+        size += len(chunk)
+        if size > MAX_CACHED:
+            break
+    return taken
 
 
 # Rows
 
 
-def _board(api: Api, env: Environment, which: BoardKind, season_id: int | None) -> Iterator[Row]:
+def _board(api: Api, env: EnvironmentRecord, which: BoardKind, season_id: int | None) -> Iterator[Row]:
     season = api.store.seasons.live(env.env_id) if season_id is None else api.store.seasons.get(season_id)
     if season is not None and season.env_id != env.env_id:
         raise ApiError(404, "not_found", f"season {season.id} is not one of {env.env_id}")
     if which is BoardKind.LADDER or (season is not None and season.ended_at is not None):
         return _standings(api, which, season.id) if season else iter(())
-    return _scores(api, env.env_id, Kind(which.value))
+    return _scores(api, env.env_id, SubmissionKind(which.value))
 
 
-def _scores(api: Api, env_id: str, kind: Kind) -> Iterator[Row]:
-    names = (board.c.submission_id, board.c.algorithm, board.c.score, board.c.low, board.c.high, board.c.at)
-    query = sa.select(*names, owners.c.name.label("owner"), submissions.c.version)
-    query = query.join(owners, owners.c.id == board.c.owner_id)
-    query = query.join(submissions, submissions.c.id == board.c.submission_id)
-    query = query.where(board.c.env_id == env_id, board.c.kind == kind)
-    query = query.order_by(board.c.score.desc(), board.c.at, board.c.submission_id)
-
-    def after(last: Row) -> sa.ColumnElement[bool]:
-        later = sa.tuple_(board.c.at, board.c.submission_id) > sa.tuple_(last["at"], last["submission_id"])
-        return (board.c.score <= last["score"]) & ((board.c.score < last["score"]) | later)
-
+def _scores(api: Api, env_id: str, kind: SubmissionKind) -> Iterator[Row]:
     rank, score = 0, None
-    for place, row in enumerate(_pages(api, query, after), 1):
+    for place, row in enumerate(api.store.exports.scores(env_id, kind), 1):
         rank, score = (rank if row["score"] == score else place), row["score"]
         yield {"rank": rank, **row, "at": views.time_text(row["at"])}
 
 
 def _standings(api: Api, which: BoardKind, season_id: int) -> Iterator[Row]:
-    query = sa.select(*(standings.c[name] for name in (*COLUMNS["board"], "place")))
-    query = query.where(standings.c.season_id == season_id, standings.c.board == which).order_by(standings.c.place)
-    for row in _pages(api, query, lambda last: standings.c.place > last["place"]):
+    for row in api.store.exports.standings(season_id, which, COLUMNS["board"]):
         yield {**row, "at": views.time_text(row["at"])}
 
 
-def _matches(api: Api, env: Environment) -> Iterator[Row]:
+def _matches(api: Api, env: EnvironmentRecord) -> Iterator[Row]:
     before: int | None = None
     while page := api.store.matches.where(env_id=env.env_id, before=before, limit=PAGE):
         for match in page:
@@ -182,14 +198,8 @@ def _matches(api: Api, env: Environment) -> Iterator[Row]:
         before = page[-1].number
 
 
-def _ratings(api: Api, env: Environment) -> Iterator[Row]:
-    query = sa.select(
-        ratings.c.match_number, ratings.c.submission_id, ratings.c.mu, ratings.c.sigma, ratings.c.created_at
-    )
-    query = query.join(matches, matches.c.number == ratings.c.match_number).where(matches.c.env_id == env.env_id)
-    key = sa.tuple_(ratings.c.match_number, ratings.c.submission_id)
-    query = query.order_by(ratings.c.match_number, ratings.c.submission_id)
-    for row in _pages(api, query, lambda last: key > sa.tuple_(last["match_number"], last["submission_id"])):
+def _ratings(api: Api, env: EnvironmentRecord) -> Iterator[Row]:
+    for row in api.store.exports.ratings(env.env_id):
         yield {
             "match": row["match_number"],
             "submission_id": row["submission_id"],
@@ -199,7 +209,7 @@ def _ratings(api: Api, env: Environment) -> Iterator[Row]:
         }
 
 
-def _submissions(api: Api, env: Environment, who: Viewer) -> Iterator[Row]:
+def _submissions(api: Api, env: EnvironmentRecord, who: Viewer) -> Iterator[Row]:
     after = ""
     while page := api.queries.submissions_by_id(who, env_id=env.env_id, after=after, limit=PAGE):
         for one in page:
@@ -211,15 +221,6 @@ def _submissions(api: Api, env: Environment, who: Viewer) -> Iterator[Row]:
                 "updated_at": views.time_text(one.updated_at),
             }
         after = page[-1].id
-
-
-def _pages(
-    api: Api, query: sa.Select[*tuple[Any, ...]], after: Callable[[Row], sa.ColumnElement[bool]]
-) -> Iterator[Row]:
-    page = query
-    while rows := [dict(row) for row in api.store.database.rows(page.limit(PAGE))]:
-        yield from cast("list[Row]", rows)
-        page = query.where(after(cast("Row", rows[-1])))
 
 
 # Formats

@@ -8,14 +8,17 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from harena.api import auth, replays, shapes, views
+from harena import schema
+from harena.api import auth
+from harena.api.answers import replays, views
+from harena.api.answers.live import EventStream
+from harena.api.answers.openapi import answers, listed
 from harena.api.auth import Anyone, Host, Principal, Reader
 from harena.api.context import Api, ApiOf, reply
-from harena.api.errors import ApiError, not_found
-from harena.api.live import EventStream
+from harena.api.http.errors import ApiError, not_found
 from harena.api.routes.environments import MAX_SEASON, EnvId
 from harena.api.routes.submissions import Limit, OptionalName, find, own
-from harena.arena.db.matches import MatchRecord
+from harena.arena.db.ladder.matches import MatchRecord
 from harena.arena.db.models import MAX_NAME, MatchState
 from harena.match.replay import viewer
 
@@ -44,7 +47,7 @@ class NewTournament(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
 
 
-@router.get("/matches", responses=shapes.answers(shapes.Matches), summary="Matches, newest first")
+@router.get("/matches", responses=answers(listed(schema.Match, "matches")), summary="Matches, newest first")
 def matches(
     api: ApiOf,
     who: Reader,
@@ -53,22 +56,29 @@ def matches(
     tournament: Annotated[str | None, Query(max_length=32)] = None,
     state: MatchState | None = None,
     before: Annotated[int | None, Query(ge=1, le=MAX_SEASON, description="Only with smaller numbers.")] = None,
+    after: Annotated[int | None, Query(ge=0, le=MAX_SEASON, description="Only with larger numbers.")] = None,
     limit: Limit = 50,
 ) -> Response:
     found = api.store.matches.where(
-        env_id=env_id, submission_id=submission, tournament_id=tournament, state=state, before=before, limit=limit
+        env_id=env_id,
+        submission_id=submission,
+        tournament_id=tournament,
+        state=state,
+        before=before,
+        after=after,
+        limit=limit,
     )
     return reply({"matches": describe(api, who, found)})
 
 
-@router.get("/matches/{match_id}", responses=shapes.answers(shapes.Match), summary="One match")
+@router.get("/matches/{match_id}", responses=answers(schema.Match), summary="One match")
 def match(api: ApiOf, who: Reader, match_id: str) -> Response:
     return reply(describe(api, who, [_find(api, match_id)])[0])
 
 
 @router.get(
     "/matches/{match_id}/replay",
-    responses=shapes.answers(text="As JSON, as a page, or compact.", media=replays.MEDIA),
+    responses=answers(text="As JSON, as a page, or compact.", media=replays.MEDIA),
     summary="Its replay; as a page also while it runs",
 )
 def replay(
@@ -84,7 +94,7 @@ def replay(
 
 @router.get(
     "/matches/{match_id}/log",
-    responses=shapes.answers(media=["text/plain"]),
+    responses=answers(media=["text/plain"]),
     summary="Owner: what the agent in a seat printed",
 )
 def log(api: ApiOf, who: Anyone, match_id: str, seat: Annotated[int, Query(ge=0, le=MAX_SEAT)]) -> Response:
@@ -103,7 +113,7 @@ def log(api: ApiOf, who: Anyone, match_id: str, seat: Annotated[int, Query(ge=0,
 
 @router.get(
     "/matches/{match_id}/live",
-    responses=shapes.answers(text="Server-sent events: `frame`, then `finished`.", media=["text/event-stream"]),
+    responses=answers(text="Server-sent events: `frame`, then `finished`.", media=["text/event-stream"]),
     summary="A running match, step by step",
 )
 def live(api: ApiOf, request: Request, who: Reader, match_id: str) -> Response:
@@ -114,7 +124,7 @@ def live(api: ApiOf, request: Request, who: Reader, match_id: str) -> Response:
 @router.post(
     "/challenges",
     status_code=201,
-    responses=shapes.answers(shapes.Matches, status=201),
+    responses=answers(listed(schema.Match, "matches"), status=201),
     summary="Your agent against an opponent of your choice; no rating moves",
 )
 def challenge(api: ApiOf, who: Anyone, body: Challenge) -> Response:
@@ -124,14 +134,16 @@ def challenge(api: ApiOf, who: Anyone, body: Challenge) -> Response:
     return reply({"matches": describe(api, who, made)}, 201)
 
 
-@router.get("/tournaments", responses=shapes.answers(shapes.Tournaments), summary="Tournaments, newest first")
+@router.get(
+    "/tournaments", responses=answers(listed(schema.Tournament, "tournaments")), summary="Tournaments, newest first"
+)
 def tournaments(api: ApiOf, who: Reader, env_id: EnvId | None = None, limit: Limit = 50) -> Response:
     found = api.arena.tournaments.list(env_id=env_id, limit=limit)
     known = api.queries.by_id({one for tournament in found for one in tournament.participants})
     return reply({"tournaments": [views.tournament(one, known, brief=True) for one in found]})
 
 
-@router.get("/tournaments/{tournament_id}", responses=shapes.answers(shapes.Tournament), summary="One tournament")
+@router.get("/tournaments/{tournament_id}", responses=answers(schema.Tournament), summary="One tournament")
 def tournament(api: ApiOf, who: Reader, tournament_id: str) -> Response:
     if not auth.ascii_id(tournament_id):
         raise not_found(f"no tournament {tournament_id[:60]!r}")
@@ -142,7 +154,7 @@ def tournament(api: ApiOf, who: Reader, tournament_id: str) -> Response:
 @router.post(
     "/tournaments",
     status_code=201,
-    responses=shapes.answers(shapes.Tournament, status=201),
+    responses=answers(schema.Tournament, status=201),
     summary="Host: starts a tournament of chosen agents, or of the best",
 )
 def create_tournament(api: ApiOf, who: Host, body: NewTournament) -> Response:
@@ -161,15 +173,13 @@ def create_tournament(api: ApiOf, who: Host, body: NewTournament) -> Response:
     return reply(views.tournament(made, api.queries.by_id(made.participants)), 201)
 
 
-@router.post(
-    "/tournaments/{tournament_id}/cancel", responses=shapes.answers(shapes.Tournament), summary="Host: ends it"
-)
+@router.post("/tournaments/{tournament_id}/cancel", responses=answers(schema.Tournament), summary="Host: ends it")
 def cancel_tournament(api: ApiOf, who: Host, tournament_id: str) -> Response:
     ended = api.arena.tournaments.cancel(tournament_id)
     return reply(views.tournament(ended, api.queries.by_id(ended.participants)))
 
 
-def describe(api: Api, who: Principal, found: list[MatchRecord]) -> list[views.Shape]:
+def describe(api: Api, who: Principal, found: list[MatchRecord]) -> list[schema.Match]:
     known = api.queries.by_id({seat.submission_id for one in found for seat in one.seats})
     seen = frozenset(name for name, submission in known.items() if who.sees(submission))
     return [views.match(one, known, seen) for one in found]
@@ -182,7 +192,7 @@ def _find(api: Api, match_id: str) -> MatchRecord:
 
 
 def _running(api: Api, match: MatchRecord) -> dict[str, Any]:
-    """For the viewer: a match without a status, whose frames come later."""
+    """Return a match for the viewer, without a status; its frames come later."""
     known = api.queries.by_id({seat.submission_id for seat in match.seats})
     names = [
         f"{of.owner}/{of.algorithm} v{of.version}" if (of := known.get(seat.submission_id)) else ""
@@ -200,9 +210,9 @@ def _running(api: Api, match: MatchRecord) -> dict[str, Any]:
             "reason": "",
             "winner": None,
             "scores": [0.0] * len(names),
-            "steps": 0,
+            "steps": None,
             "started_at": match.created_at,
-            "wall_s": 0.0,
+            "wall_s": None,
         },
         "seats": [{"name": name, "status": "ok", "reason": ""} for name in names],
         "versions": {},

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import contextlib
+import re
+import uuid
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from harena.api import auth, replays, shapes, uploads, views
+from harena import schema
+from harena.api import auth
+from harena.api.answers import replays, views
+from harena.api.answers.openapi import answers, listed
 from harena.api.auth import Anyone, Principal, Reader
 from harena.api.context import Api, ApiOf, reply
-from harena.api.errors import ApiError, not_found
-from harena.api.queries import Viewer
+from harena.api.http import uploads
+from harena.api.http.errors import ApiError, not_found
+from harena.api.http.uploads import UploadForm
 from harena.api.routes.boards import MAX_OFFSET
-from harena.api.routes.environments import EnvId
-from harena.api.uploads import UploadForm
+from harena.api.routes.environments import EnvId, playable
 from harena.arena.db.models import MAX_NAME, BoardKind, Busy, QuotaExceeded, Scope, State
-from harena.arena.db.records import Evaluation, Submission
-from harena.arena.ladder import roster
+from harena.arena.db.queries import Viewer
+from harena.arena.db.records import EvaluationRecord, SubmissionRecord
 from harena.arena.seasons import finals
-from harena.arena.submissions import draws
 from harena.arena.submissions.intake import IntakeError
 from harena.errors import HarenaError
 
@@ -34,6 +39,10 @@ Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET)]
 EpisodeNumber = Annotated[int, Path(ge=0, le=1_000_000)]
 
 
+_HYPHENATED = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
+"""A UUID as clients write it."""
+
+
 class Choice(BaseModel):
     model_config = ConfigDict(extra="forbid")
     chosen: bool = True
@@ -42,7 +51,7 @@ class Choice(BaseModel):
 @router.post(
     "/submissions",
     status_code=201,
-    responses=shapes.answers(shapes.Submission, status=201),
+    responses=answers(schema.Submission, status=201),
     openapi_extra=uploads.BODY,
     summary="Hands in an agent or a script",
 )
@@ -52,32 +61,42 @@ async def submit(api: ApiOf, request: Request, who: Anyone) -> Response:
     return reply(shape, 201, {"Location": f"/v1/submissions/{made.id}"})
 
 
-async def take(api: Api, request: Request, who: Principal) -> Submission:
-    """For every path that takes uploads."""
+async def take(api: Api, request: Request, who: Principal, *, contract: bool = False) -> SubmissionRecord:
+    """Accept an upload; every path that takes uploads uses this. On paths of the `contract` a client id names the
+    submission; elsewhere it identifies the sender."""
     try:
-        async with uploads.form(request) as form:
-            return await run_in_threadpool(_submit, api, request, who, form)
+        async with uploads.form(request, contract=contract) as form:
+            return await run_in_threadpool(_submit, api, request, who, form, contract=contract)
     except ApiError as error:
-        if error.status_code in (408, 413, 415, 422):
+        if error.status_code in (400, 408, 413, 415, 422):
             api.metrics.refused.labels(error.code).inc()
         raise
 
 
-def _submit(api: Api, request: Request, who: Principal, form: UploadForm) -> Submission:
+def _submit(api: Api, request: Request, who: Principal, form: UploadForm, *, contract: bool) -> SubmissionRecord:
     loopback = bool(request.scope["state"].get("loopback"))
-    sender = auth.sender(api, who, user_id=form.user_id, client_id=form.client_id, loopback=loopback)
-    env_id = api.queries.environment(form.env_id).env_id
-    with api.uploading:
+    client_id, submission_id = form.client_id, uuid.uuid4().hex
+    if contract and client_id is not None:
+        client_id, submission_id = None, uploads.contract_id(client_id)
+    sender = auth.sender(
+        api, who, user_id=form.user_id, client_id=client_id, submission_id=submission_id, loopback=loopback
+    )
+    env_id = playable(api, form.env_id)
+    # An image is not held in memory, and takes its time: the arena bounds how many are fetched at once.
+    with contextlib.nullcontext() if form.docker_image else api.uploading:
         files = form.uploads()
         api.metrics.upload_bytes.inc(sum(len(upload.data) for upload in files))
         zipped = len(files) == 1 and files[0].data.startswith(b"PK")
         try:
             made = api.arena.submissions.submit(
                 files,
+                docker_image=form.docker_image,
                 owner=sender.owner,
                 env_id=env_id,
                 algorithm=form.algorithm,
                 main_file=form.main_file,
+                wanted=form.kind,
+                submission_id=submission_id,
                 client_id=sender.client_id,
                 anonymous=sender.anonymous,
                 address=str(request.scope["state"].get("address", "")),
@@ -85,7 +104,8 @@ def _submit(api: Api, request: Request, who: Principal, form: UploadForm) -> Sub
         except HarenaError as error:
             api.metrics.refused.labels(_why(error)).inc()
             raise
-    api.metrics.received.labels("zip" if zipped else "file" if len(files) == 1 else "files").inc()
+    mode = "image" if form.docker_image else "zip" if zipped else "file" if len(files) == 1 else "files"
+    api.metrics.received.labels(mode).inc()
     return made
 
 
@@ -97,7 +117,9 @@ def _why(error: HarenaError) -> str:
 
 
 @router.get(
-    "/submissions", responses=shapes.answers(shapes.Submissions), summary="Yours in every state, others' when ranked"
+    "/submissions",
+    responses=answers(listed(schema.Submission, "submissions")),
+    summary="Yours in every state, others' when ranked",
 )
 def submissions(
     api: ApiOf,
@@ -112,7 +134,7 @@ def submissions(
     return reply({"submissions": [describe(api, who, one, brief=True) for one in found]})
 
 
-@router.get("/agents", responses=shapes.answers(shapes.Agent), summary="All versions of one agent, newest first")
+@router.get("/agents", responses=answers(schema.AgentVersions), summary="All versions of one agent, newest first")
 def agent(api: ApiOf, who: Reader, owner: Name, algorithm: Name, env_id: EnvId) -> Response:
     env_id = api.queries.environment(env_id).env_id
     found = api.queries.submissions(viewer(who), owner=owner, algorithm=algorithm, env_id=env_id, limit=200)
@@ -123,23 +145,23 @@ def agent(api: ApiOf, who: Reader, owner: Name, algorithm: Name, env_id: EnvId) 
     found = [one for one in found if one.owner == name]
     if not found:
         raise not_found(f"no agent {algorithm[:60]!r} of {owner[:60]!r} in {env_id}")
-    versions = [describe(api, who, one) for one in found]
-    return reply({"owner": name, "algorithm": algorithm, "env_id": env_id, "versions": versions})
+    versions = tuple(describe(api, who, one) for one in found)
+    return reply(schema.AgentVersions(owner=name, algorithm=algorithm, env_id=env_id, versions=versions))
 
 
-@router.get("/submissions/{submission_id}", responses=shapes.answers(shapes.Submission), summary="One submission")
+@router.get("/submissions/{submission_id}", responses=answers(schema.Submission), summary="One submission")
 def submission(api: ApiOf, who: Reader, submission_id: str) -> Response:
     return reply(describe(api, who, find(api, submission_id)))
 
 
-@router.post("/submissions/{submission_id}/cancel", responses=shapes.answers(shapes.Submission), summary="Calls it off")
+@router.post("/submissions/{submission_id}/cancel", responses=answers(schema.Submission), summary="Calls it off")
 def cancel(api: ApiOf, who: Anyone, submission_id: str) -> Response:
     own(api, who, submission_id)
     return _changed(api, who, api.arena.submissions.cancel(submission_id))
 
 
 @router.post(
-    "/submissions/{submission_id}/reevaluate", responses=shapes.answers(shapes.Submission), summary="Evaluates it again"
+    "/submissions/{submission_id}/reevaluate", responses=answers(schema.Submission), summary="Evaluates it again"
 )
 def reevaluate(api: ApiOf, who: Anyone, submission_id: str) -> Response:
     own(api, who, submission_id)
@@ -147,16 +169,18 @@ def reevaluate(api: ApiOf, who: Anyone, submission_id: str) -> Response:
 
 
 @router.delete(
-    "/submissions/{submission_id}", responses=shapes.answers(shapes.Done), summary="Takes it off the board and lists"
+    "/submissions/{submission_id}",
+    responses=answers(schema.Acknowledgement),
+    summary="Takes it off the board and lists",
 )
 def delete(api: ApiOf, who: Anyone, submission_id: str) -> Response:
     remove(api, who, submission_id)
-    return reply({"ok": True})
+    return reply(schema.Acknowledgement(ok=True))
 
 
 @router.get(
     "/submissions/{submission_id}/log",
-    responses=shapes.answers(media=["text/plain"]),
+    responses=answers(media=["text/plain"]),
     summary="Owner: the end of what it printed, a verified agent in practice",
 )
 def log(api: ApiOf, who: Anyone, submission_id: str) -> Response:
@@ -166,7 +190,7 @@ def log(api: ApiOf, who: Anyone, submission_id: str) -> Response:
 
 @router.get(
     "/submissions/{submission_id}/code",
-    responses=shapes.answers(media=["application/zip"]),
+    responses=answers(media=["application/zip"]),
     summary="Owner: its files, as a zip",
 )
 def code(api: ApiOf, who: Anyone, submission_id: str) -> Response:
@@ -175,14 +199,18 @@ def code(api: ApiOf, who: Anyone, submission_id: str) -> Response:
 
 
 @router.get(
-    "/submissions/{submission_id}/ratings", responses=shapes.answers(shapes.Ratings), summary="Its rating over time"
+    "/submissions/{submission_id}/ratings",
+    responses=answers(listed(schema.RatingPoint, "points")),
+    summary="Its rating over time",
 )
 def ratings(api: ApiOf, who: Reader, submission_id: str) -> Response:
-    return reply(views.ratings(api.store.ratings.history(find(api, submission_id).id)))
+    return reply({"points": views.ratings(api.store.ratings.history(find(api, submission_id).id))})
 
 
 @router.get(
-    "/submissions/{submission_id}/opponents", responses=shapes.answers(shapes.Opponents), summary="Whom it has met"
+    "/submissions/{submission_id}/opponents",
+    responses=answers(listed(schema.Opponent, "opponents")),
+    summary="Whom it has met",
 )
 def opponents(api: ApiOf, who: Reader, submission_id: str) -> Response:
     found = api.arena.standings.opponents(find(api, submission_id).id)
@@ -191,18 +219,18 @@ def opponents(api: ApiOf, who: Reader, submission_id: str) -> Response:
 
 @router.get(
     "/submissions/{submission_id}/practice",
-    responses=shapes.answers(shapes.Practice),
+    responses=answers(schema.Practice),
     summary="Owner: its episodes on public seeds",
 )
 def practice(api: ApiOf, who: Anyone, submission_id: str) -> Response:
     found = private(api, who, submission_id)
-    report = draws.practice(api.store, found.id) or {"score": None, "episodes": []}
+    report = api.store.draws.practice(found.id) or {"score": None, "episodes": []}
     return reply(views.practice(report, f"/v1/submissions/{found.id}/practice"))
 
 
 @router.get(
     "/submissions/{submission_id}/practice/{episode}",
-    responses=shapes.answers(media=replays.MEDIA),
+    responses=answers(media=replays.MEDIA),
     summary="Owner: the replay of one of those episodes",
 )
 def practice_episode(
@@ -221,7 +249,7 @@ def practice_episode(
 
 @router.get(
     "/submissions/{submission_id}/practice/{episode}/log",
-    responses=shapes.answers(media=["text/plain"]),
+    responses=answers(media=["text/plain"]),
     summary="Owner: the end of what it printed in one of those episodes",
 )
 def practice_log(api: ApiOf, who: Anyone, submission_id: str, episode: EpisodeNumber) -> Response:
@@ -231,7 +259,7 @@ def practice_log(api: ApiOf, who: Anyone, submission_id: str, episode: EpisodeNu
 
 @router.post(
     "/submissions/{submission_id}/finalist",
-    responses=shapes.answers(shapes.Submission),
+    responses=answers(schema.Submission),
     summary="Owner: chooses it for the finals, or takes that back",
 )
 def finalist(api: ApiOf, who: Anyone, submission_id: str, body: Choice) -> Response:
@@ -241,28 +269,22 @@ def finalist(api: ApiOf, who: Anyone, submission_id: str, body: Choice) -> Respo
 
 @router.get(
     "/submissions/{submission_id}/replays",
-    responses=shapes.answers(shapes.EpisodeReplays),
+    responses=answers(listed(schema.EpisodeReplay, "replays")),
     summary="Its episodes on hidden seeds, once its season has ended",
 )
 def episodes(api: ApiOf, who: Reader, submission_id: str) -> Response:
     found = find(api, submission_id)
-    return reply(
-        {
-            "replays": [
-                {
-                    "episode": one["episode"],
-                    "roles": one["roles"],
-                    "url": f"/v1/submissions/{found.id}/replays/{one['episode']}",
-                }
-                for one in _revealed(api, found)
-            ]
-        }
-    )
+    path = f"/v1/submissions/{found.id}/replays"
+    replays = [
+        schema.EpisodeReplay(episode=one["episode"], roles=one["roles"], url=f"{path}/{one['episode']}")
+        for one in _revealed(api, found)
+    ]
+    return reply({"replays": replays})
 
 
 @router.get(
     "/submissions/{submission_id}/replays/{episode}",
-    responses=shapes.answers(media=replays.MEDIA),
+    responses=answers(media=replays.MEDIA),
     summary="One of those episodes",
 )
 def episode(
@@ -283,8 +305,10 @@ def episode(
 # Parts that other routes use
 
 
-def find(api: Api, submission_id: str) -> Submission:
+def find(api: Api, submission_id: str) -> SubmissionRecord:
     missing = not_found(f"no submission {submission_id[:60]!r}")
+    if _HYPHENATED.fullmatch(submission_id):
+        submission_id = submission_id.replace("-", "").lower()
     if not auth.ascii_id(submission_id):
         raise missing
     found = api.store.submissions.get(submission_id)
@@ -293,7 +317,7 @@ def find(api: Api, submission_id: str) -> Submission:
     return found
 
 
-def own(api: Api, who: Principal, submission_id: str) -> Submission:
+def own(api: Api, who: Principal, submission_id: str) -> SubmissionRecord:
     """To change it: its owner, with a key that may submit, or the host."""
     found = find(api, submission_id)
     if who.can(Scope.HOST):
@@ -305,16 +329,19 @@ def own(api: Api, who: Principal, submission_id: str) -> Submission:
     return found
 
 
-def private(api: Api, who: Principal, submission_id: str) -> Submission:
+def private(api: Api, who: Principal, submission_id: str) -> SubmissionRecord:
     found = find(api, submission_id)
     if not who.sees(found):
         raise _not_yours(who)
     return found
 
 
-def remove(api: Api, who: Principal, submission_id: str) -> Submission:
-    own(api, who, submission_id)
-    removed = api.arena.submissions.delete(submission_id)
+def remove(api: Api, who: Principal, submission_id: str, *, address: str = "") -> SubmissionRecord:
+    """`address`: the client's, where the contract lets whoever sent something without a key delete it, too."""
+    found = find(api, submission_id)
+    if not (address and api.arena.submissions.came_from(found, address)):
+        own(api, who, submission_id)
+    removed = api.arena.submissions.delete(found.id)
     api.boards.forget()
     return removed
 
@@ -323,20 +350,22 @@ def viewer(who: Principal) -> Viewer:
     return Viewer(owner=who.owner, client_id=who.client_id, everything=who.can(Scope.HOST))
 
 
-def describe(api: Api, who: Principal, of: Submission, *, mine: bool | None = None, brief: bool = False) -> views.Shape:
+def describe(
+    api: Api, who: Principal, of: SubmissionRecord, *, mine: bool | None = None, brief: bool = False
+) -> schema.Submission:
     """`brief`: without what takes a query for each."""
     mine = who.owns(of) if mine is None else mine
     place = api.arena.submissions.place(of) if of.state in _WAITING else None
     line, latest, bench, finalist, ended = None, None, None, None, False
     if not brief:
         latest = _latest(api, of)
-        finalist = finals.find(api.store, of.id)
+        finalist = api.store.finalists.find(of.id)
         ended = _season_ended(api, of)
         found = api.arena.standings.standing(of.id)
         if found is not None:
             sparks = api.arena.standings.spark([of.id]) if found.board is BoardKind.LADDER else {}
             line = views.standing(found, sparks.get(of.id, []))
-        bench = roster.benched(api.store, of.id)
+        bench = api.store.roster.benched(of.id)
     return views.submission(
         of,
         mine=mine,
@@ -353,25 +382,25 @@ def describe(api: Api, who: Principal, of: Submission, *, mine: bool | None = No
 _WAITING = (State.RECEIVED, State.CHECKED, State.QUEUED, State.RUNNING)
 
 
-def _latest(api: Api, of: Submission) -> Evaluation | None:
+def _latest(api: Api, of: SubmissionRecord) -> EvaluationRecord | None:
     found = api.store.submissions.evaluations(of.id)
     return found[-1] if found else None
 
 
-def _season_ended(api: Api, of: Submission) -> bool:
+def _season_ended(api: Api, of: SubmissionRecord) -> bool:
     return of.season_id is not None and api.store.seasons.get(of.season_id).ended_at is not None
 
 
-def _practised(api: Api, who: Principal, submission_id: str, episode: int) -> tuple[Submission, views.Shape]:
+def _practised(api: Api, who: Principal, submission_id: str, episode: int) -> tuple[SubmissionRecord, dict[str, Any]]:
     found = private(api, who, submission_id)
-    report = draws.practice(api.store, found.id) or {"episodes": []}
+    report = api.store.draws.practice(found.id) or {"episodes": []}
     for one in report["episodes"]:
         if one["episode"] == episode:
             return found, one
     raise not_found(f"no practice episode {episode} of this submission")
 
 
-def _revealed(api: Api, of: Submission) -> list[views.Shape]:
+def _revealed(api: Api, of: SubmissionRecord) -> list[dict[str, Any]]:
     """The recordings hold the hidden seeds: nobody has them while the season runs."""
     latest = _latest(api, of)
     if not _season_ended(api, of):
@@ -381,7 +410,7 @@ def _revealed(api: Api, of: Submission) -> list[views.Shape]:
     return [] if latest is None else list(latest.metrics.get("replays", []))
 
 
-def _changed(api: Api, who: Principal, changed: Submission) -> Response:
+def _changed(api: Api, who: Principal, changed: SubmissionRecord) -> Response:
     api.boards.forget()
     return reply(describe(api, who, changed))
 

@@ -11,11 +11,16 @@ const KINDS = [
   ["ladder", "Ladder: agents play each other"],
   ["script-only", "Self-reported scripts only"],
 ];
+const EPISODES = [
+  ["episodes", "Episodes on hidden seeds"],
+  ["practice_episodes", "Practice episodes"],
+  ["final_episodes", "Episodes in the finals"],
+  ["finalists", "Finalists of each owner"],
+];
 const NUMBERS = [
-  ["episodes", "Episodes"],
   ["start_s", "Time to start, s"],
   ["move_s", "Time for a move, s"],
-  ["bank_s", "Time bank, s"],
+  ["bank_s", "Extra time for a match, s"],
   ["match_s", "Time for a match, s"],
   ["memory_mb", "Memory, MB"],
   ["processes", "Processes"],
@@ -88,9 +93,9 @@ function editor(env, again) {
   const fields = [
     { name: "title", label: "Title", wide: true, value: known.title },
     { name: "summary", label: "One-line summary", wide: true, value: known.summary, max: 2000 },
-    { name: "rules", label: "Rules (plain text)", kind: "long", value: known.rules },
+    { name: "rules", label: "Rules (Markdown)", kind: "long", value: known.rules },
     { name: "sample_agent", label: "Sample agent", kind: "long", rows: 12, value: known.sample_agent },
-    ...(ladder ? [...NUMBERS, ...LADDER_NUMBERS] : NUMBERS).map(number),
+    ...[...NUMBERS, ...(ladder ? LADDER_NUMBERS : EPISODES)].map(number),
     ...(ladder ? [{ name: "model", label: "Rating", kind: "choice", value: known.model, options: MODELS }] : []),
     ...(ladder ? [{
       name: "owners_meet",
@@ -99,7 +104,10 @@ function editor(env, again) {
       value: known.owners_meet ?? false,
     }] : []),
   ];
-  return formOf(fields, "Save", async (settings) => {
+  return formOf(fields, "Save", async (changed) => {
+    const shown = new Set(fields.map((field) => field.name));
+    const others = Object.entries(known).filter(([name]) => !shown.has(name)); // of another kind of board
+    const settings = { ...Object.fromEntries(others), ...changed };
     await save({ env_id: env.env_id, settings, enabled: env.enabled });
     await again();
   });
@@ -107,7 +115,7 @@ function editor(env, again) {
 
 function adder(again) {
   const fields = [
-    { name: "env_id", label: "Environment id", required: true, help: "For example pong-v1 or CartPole-v1." },
+    { name: "env_id", label: "Environment id", required: true, help: "For example pong-v1, CartPole-v1 or, when trusted, nim:Nim." },
     { name: "kind", label: "Kind", kind: "choice", value: "", options: KINDS },
     { name: "title", label: "Title" },
   ];

@@ -22,7 +22,7 @@ export async function panel({ signal }) {
 
 function drawn(queue, read) {
   return [
-    section("Now", { class: "card" }, numbers(queue.counts)),
+    section("Now", { class: "card" }, numbers(queue.counts), cancelAll(read)),
     section(
       "Running",
       { class: "card" },
@@ -34,6 +34,34 @@ function drawn(queue, read) {
       queue.dead.length ? jobs("Dead jobs", queue.dead, read) : empty("No jobs have failed permanently."),
     ),
   ];
+}
+
+// One click for a broken environment, or for somebody who floods the queue.
+function cancelAll(read) {
+  const env = h("input", { id: "cancel-env", type: "text", maxlength: 200, autocomplete: "off" });
+  const owner = h("input", { id: "cancel-owner", type: "text", maxlength: 200, autocomplete: "off" });
+  const told = h("p", { class: "quiet small", role: "status" });
+  return h(
+    "details",
+    null,
+    h("summary", null, "Cancel many submissions"),
+    h("p", { class: "quiet small" }, "Cancels what waits or runs. Empty fields mean all."),
+    h(
+      "div",
+      { class: "split" },
+      h("div", { class: "field" }, h("label", { for: "cancel-env" }, "Environment"), env),
+      h("div", { class: "field" }, h("label", { for: "cancel-owner" }, "Owner"), owner),
+    ),
+    action("Cancel submissions", async () => {
+      const body = Object.fromEntries(
+        [["env_id", env.value.trim()], ["owner", owner.value.trim()]].filter(([, value]) => value),
+      );
+      const { cancelled } = await post("/v1/admin/cancel", body);
+      told.textContent = `${cancelled} cancelled.`;
+      await read();
+    }, { kind: "danger", confirm: "Cancel all these submissions? Their owners have to submit them again." }),
+    told,
+  );
 }
 
 function numbers(counts) {

@@ -29,7 +29,7 @@ export async function panel({ signal, again, go }) {
     section(
       "Start a season",
       { class: "card" },
-      free.length ? starter(free, again) : empty("Every environment has a running season. End it to start the next."),
+      free.length ? [nextSeasons(free, seasons, again), starter(free, again)] : empty("Every environment has a running season. End it to start the next."),
     ),
     over.length ? section(
       "Past",
@@ -107,6 +107,21 @@ function item(season, kind, again, go) {
         verified && !through ? without : null,
       ),
     ),
+  );
+}
+
+// One click for each environment without a season, with the next number as its name.
+function nextSeasons(free, seasons, again) {
+  return h(
+    "p",
+    { class: "row wrap" },
+    free.map((env) => {
+      const name = `season ${seasons.filter((season) => season.env_id === env.env_id).length + 1}`;
+      return action(`Start ${name} of ${env.env_id}`, async () => {
+        await post("/v1/seasons", { env_id: env.env_id, name });
+        await again();
+      });
+    }),
   );
 }
 

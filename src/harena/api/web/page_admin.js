@@ -11,6 +11,7 @@ const TABS = [
   ["benched", "Benched agents", () => import("./admin_benched.js")],
   ["owners", "Owners and quotas", () => import("./admin_owners.js")],
   ["keys", "Keys", () => import("./admin_keys.js")],
+  ["audit", "Audit log", () => import("./admin_audit.js")],
 ];
 
 export async function render({ query, signal, go }) {

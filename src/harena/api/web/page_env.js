@@ -6,6 +6,7 @@ import { board } from "./board.js";
 import { debounced, h, put, reconcile, redraw, throttled } from "./dom.js";
 import { count, dateText, num } from "./format.js";
 import { watch } from "./live.js";
+import { markdown } from "./markdown.js";
 import {
   MATCH_HEADS,
   codeBlock,
@@ -60,7 +61,7 @@ export async function render({ params: [envId], query, signal, go }) {
   const node = h(
     "div",
     { class: "page" },
-    header(env),
+    header(env, main.agents),
     h(
       "div",
       { class: "columns" },
@@ -71,7 +72,7 @@ export async function render({ params: [envId], query, signal, go }) {
   return { title: titleOf(env), node };
 }
 
-function header(env) {
+function header(env, agents) {
   return h(
     "div",
     { class: "page-head" },
@@ -84,7 +85,7 @@ function header(env) {
         { class: "quiet" },
         env.env_id,
         " · ",
-        count(env.entries ?? 0, "agent"),
+        agents,
         env.season ? ` · ${env.season.name}` : " · no open season",
       ),
       env.summary ? h("p", { class: "lead" }, env.summary) : null,
@@ -98,6 +99,7 @@ function header(env) {
 function mainBoard(env, wanted, here, go, filtered, signal) {
   const ladder = env.kind === "ladder";
   const grid = board(`Board of ${titleOf(env)}`, { ladder, unverified: env.kind === "script-only" });
+  const agents = h("span", null, count(env.entries ?? 0, "agent"));
   const below = h("div");
   const notes = h("p", { class: "quiet small" });
   const read = throttled(async () => {
@@ -106,6 +108,8 @@ function mainBoard(env, wanted, here, go, filtered, signal) {
       const found = await get("/v1/boards", query, signal);
       grid.update(found.entries);
       grid.node.hidden = !found.entries.length;
+      const all = found.live && !wanted.user && !wanted.algorithm;
+      if (all) redraw(agents, found.total, () => count(found.total, "agent"));
       redraw(notes, found.live, () => note(env, found));
       redraw(below, [found.total, wanted], () => {
         if (found.entries.length) return pager(found.total, PAGE, wanted.offset, (offset) => here({ offset }));
@@ -130,7 +134,7 @@ function mainBoard(env, wanted, here, go, filtered, signal) {
     grid.node,
     below,
   );
-  return { node, read, finals: h("div") };
+  return { node, read, agents, finals: h("div") };
 }
 
 function note(env, found) {
@@ -264,7 +268,7 @@ function about(env) {
   return section(
     "Rules",
     { class: "card" },
-    env.rules ? h("p", { class: "prose" }, env.rules) : null,
+    env.rules ? markdown(env.rules) : null,
     facts([["Seats", env.seats], ["Observation", space(env.observation)], ["Action", space(env.action)]]),
   );
 }
@@ -291,11 +295,26 @@ function limits(env) {
 
 const UNITS = { s: "s", mb: "MB", bytes: "bytes" };
 
-// "move_s": 5 reads "Move: 5 s".
+const LIMIT_NAMES = {
+  episodes: "Episodes",
+  practice_episodes: "Practice episodes",
+  final_episodes: "Episodes in the finals",
+  finalists: "Finalists of each owner",
+  start_s: "Time to start",
+  move_s: "Time for a move",
+  bank_s: "Extra time",
+  match_s: "Time for a match",
+  run_s: "Time to run",
+  memory_mb: "Memory",
+  processes: "Processes",
+};
+
+// "move_s": 5 reads "Time for a move: 5 s".
 function limit(name, value) {
   const [, words, unit] = /^(.*?)_(s|mb|bytes)$/.exec(name) ?? [null, name, ""];
-  const label = words.replaceAll("_", " ");
-  return [label[0].toUpperCase() + label.slice(1), `${readable(value)} ${UNITS[unit] ?? ""}`.trim()];
+  const plain = words.replaceAll("_", " ");
+  const label = LIMIT_NAMES[name] ?? plain[0].toUpperCase() + plain.slice(1);
+  return [label, `${readable(value)} ${UNITS[unit] ?? ""}`.trim()];
 }
 
 function seasons(env) {
@@ -321,7 +340,12 @@ function sample(env) {
   return section(
     "A sample agent",
     { class: "card", id: "sample" },
-    h("p", { class: "quiet" }, "Save it as agent.py, change it, and submit it."),
+    h(
+      "p",
+      { class: "quiet" },
+      "Save it as agent.py, change it, and submit it. ",
+      h("a", { href: address("/v1/kits", { env_id: env.env_id }), download: "" }, "Starter kit (zip)"),
+    ),
     codeBlock(env.sample_agent, "Sample agent"),
   );
 }

@@ -6,17 +6,21 @@ import { h, put, reconcile, redraw, throttled } from "./dom.js";
 import { count } from "./format.js";
 import { watch } from "./live.js";
 import { empty, envLink, envPath, mark, problem, resultText, seatsLine, time, titleOf } from "./parts.js";
+import { showLive, showReplay } from "./viewer_frame.js";
 
 const TOP = 5;
 const KINDS = { verified: "verified", ladder: "ladder", "script-only": "self-reported" };
 
 export async function render({ signal }) {
   const { environments } = await get("/v1/environments", {}, signal);
-  const shown = environments.filter((env) => env.enabled);
+  const shown = environments.filter((env) => env.enabled).sort(
+    (one, two) => Number(two.entries > 0) - Number(one.entries > 0), // boards with agents first
+  );
   const cards = shown.map((env) => card(env, signal));
   const matches = h("ul", { class: "watch-list" });
+  const screen = showcase(signal);
   const busy = h("p", { class: "busy", role: "status" });
-  const readMatches = throttled(() => recent(matches, signal), 400);
+  const readMatches = throttled(() => recent(matches, screen, signal), 400);
   const readQueue = throttled(() => queue(busy, signal), 400);
   await Promise.all([...cards.map((one) => one.read()), readMatches(), readQueue()]);
 
@@ -54,7 +58,7 @@ export async function render({ signal }) {
         "There are no open environments yet. A host can add them on the Host page.",
       ),
     ),
-    h("section", { class: "card" }, h("h2", null, "Matches to watch"), matches),
+    h("section", { class: "card" }, h("h2", null, "Matches to watch"), h("div", { class: "watch-row" }, matches, screen.node)),
   );
   return { title: "Harena", node };
 }
@@ -98,7 +102,65 @@ function below(env, total) {
   return h("a", { href: envPath(env.env_id) }, total > TOP ? `Show all ${count(total, "agent")}` : "Show the board");
 }
 
-async function recent(list, signal) {
+// The match that is being played, or the latest replay, as a picture. A replay is played to its end before the next.
+function showcase(signal) {
+  const stage = h("div", { class: "viewer mini-viewer" });
+  const link = h("a", { class: "quiet small" });
+  const node = h("div", { class: "showcase", hidden: true }, stage, link);
+  let shown = null;
+  let live = null;
+
+  function name(match, text) {
+    node.hidden = false;
+    link.href = `/match/${encodeURIComponent(match.id)}`;
+    put(link, `${text}: `, seatsLine(match));
+  }
+
+  function show(running, latest) {
+    if (live) return;
+    if (latest && shown !== latest.id && latest.has_replay && !busy()) {
+      shown = latest.id;
+      showReplay(stage, latest, { mini: true });
+      name(latest, "Latest match");
+    }
+    if (running) tune(running);
+  }
+
+  const busy = () => {
+    const viewer = stage.querySelector("iframe")?.contentWindow?.harena;
+    return Boolean(shown) && viewer && viewer.frame() < viewer.count() - 1;
+  };
+
+  // Listens before it shows anything: the oldest match may still be waiting.
+  function tune(match) {
+    live = new AbortController();
+    const ends = AbortSignal.any([signal, live.signal]);
+    const place = h("div", { class: "viewer mini-viewer", hidden: true });
+    const over = () => {
+      live?.abort();
+      live = null;
+      shown = null;
+    };
+    showLive(place, match, {
+      mini: true,
+      over,
+      started: () => {
+        stage.hidden = true;
+        place.hidden = false;
+        name(match, "Being played");
+      },
+    }, ends);
+    ends.addEventListener("abort", () => {
+      place.remove();
+      stage.hidden = false;
+    });
+    node.prepend(place);
+  }
+
+  return { node, show };
+}
+
+async function recent(list, screen, signal) {
   try {
     const [waiting, over] = await Promise.all([
       get("/v1/matches", { state: "scheduled", limit: 20 }, signal),
@@ -107,6 +169,7 @@ async function recent(list, signal) {
     const next = waiting.matches.sort((one, two) => one.number - two.number).slice(0, 1); // the oldest is played first
     const all = [...next, ...over.matches.slice(0, 5 - next.length)];
     reconcile(list, all, (match) => match.id, watchItem);
+    screen.show(next[0], over.matches.find((match) => match.has_replay));
     if (!all.length) put(list, h("li", null, empty("No matches have been played yet.")));
   } catch (error) {
     if (error.name !== "AbortError") put(list, h("li", null, problem(error)));

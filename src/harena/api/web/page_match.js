@@ -3,20 +3,24 @@
 import { address, download, get } from "./api.js";
 import { h, put, redraw, throttled } from "./dom.js";
 import { duration, num } from "./format.js";
-import { frames, watch } from "./live.js";
-import { action, agentLink, envLink, facts, mark, problem, resultText, section, table, time } from "./parts.js";
+import { watch } from "./live.js";
+import { action, agentLink, copyButton, envLink, facts, mark, problem, resultText, section, stateText, table, time } from "./parts.js";
+import { showLive, showReplay } from "./viewer_frame.js";
 
 const over = (match) => match.state !== "scheduled"; // a scheduled match is waiting or being played
 
-export async function render({ params: [id], signal }) {
+export async function render({ params: [id], query, signal }) {
   const path = `/v1/matches/${encodeURIComponent(id)}`;
   let match = await get(path, {}, signal);
   const result = h("p", { class: "status-line", role: "status" });
   const stage = h("div", { class: "viewer" });
   const side = h("div", { class: "stack" });
+  let view = null;
+  let playing = false; // the API knows only that a match is not over: frames say that it is being played
 
   function draw() {
-    if (result.textContent !== words(match)) result.textContent = words(match);
+    const text = words(match, playing);
+    if (result.textContent !== text) result.textContent = text;
     redraw(side, match, () => [seats(match, path), about(match), downloads(match, path)]);
   }
 
@@ -24,18 +28,24 @@ export async function render({ params: [id], signal }) {
     try {
       match = await get(path, {}, signal);
       draw();
-      if (over(match) && stage.dataset.shows !== "replay") replay(stage, match, path);
+      if (over(match) && stage.dataset.shows !== "replay") view = showReplay(stage, match);
     } catch (error) {
       if (error.name !== "AbortError") put(stage, problem(error));
     }
   });
 
   draw();
-  if (over(match)) replay(stage, match, path);
+  const step = /^\d{1,9}$/.test(query.get("step") ?? "") ? Number(query.get("step")) : null;
+  if (over(match)) view = showReplay(stage, match, { step });
   else {
-    live(stage, match, path, read, signal);
+    const started = () => {
+      playing = true;
+      draw();
+    };
+    view = showLive(stage, match, { started, over: read }, signal);
     watch([`match:${match.id}`], () => void read(), signal);
   }
+  const neighbours = await around(match, signal);
   const node = h(
     "div",
     { class: "page" },
@@ -54,13 +64,31 @@ export async function render({ params: [id], signal }) {
       ] : null,
     ),
     result,
+    h("p", { class: "row wrap" }, neighbours, stepLink(match, () => view)),
     h("div", { class: "match-columns" }, stage, side),
   );
   return { title: `Match ${match.number}`, node };
 }
 
-function words(match) {
-  if (!over(match)) return "In progress.";
+// The matches of the same environment before and after this one.
+async function around(match, signal) {
+  const list = (more) => get("/v1/matches", { env_id: match.env_id, limit: 1, ...more }, signal);
+  const [before, after] = await Promise.all([list({ before: match.number }), list({ after: match.number })]);
+  const link = (text, { matches: [one] }) =>
+    one ? h("a", { href: `/match/${encodeURIComponent(one.id)}`, class: "button small-button" }, text) : null;
+  return [link("Previous match", before), link("Next match", after)];
+}
+
+function stepLink(match, view) {
+  const text = () => {
+    const step = view()?.contentWindow?.harena?.step() ?? 0;
+    return new URL(address(`/match/${encodeURIComponent(match.id)}`, { step }), location.href).href;
+  };
+  return copyButton(text, "Copy link to this step");
+}
+
+function words(match, playing) {
+  if (!over(match)) return playing ? "In progress." : "Waiting to be played.";
   const reason = match.reason ? `: ${match.reason}` : "";
   return `${resultText(match)}${reason}.`.replace(/^./, (first) => first.toUpperCase());
 }
@@ -108,7 +136,7 @@ function about(match) {
       ["Steps", match.steps],
       ["Played", match.finished_at ? time(match.finished_at) : null],
       ["Duration", typeof match.wall_s === "number" ? duration(match.wall_s) : null],
-      ["State", match.state],
+      ["State", over(match) ? stateText(match) : null],
     ]),
   );
 }
@@ -131,53 +159,4 @@ function downloads(match, path) {
       link("html", "Self-contained HTML page"),
     ),
   );
-}
-
-// The viewer is a separate page with its own security policy. Its height follows its content.
-function frame(stage, src, title) {
-  const view = h("iframe", { src, title, class: "stage-frame" });
-  view.addEventListener("load", () => {
-    const body = view.contentDocument?.body;
-    if (!body) return;
-    const fit = () => {
-      view.style.height = `${Math.ceil(body.getBoundingClientRect().height) + 2}px`;
-    };
-    new ResizeObserver(fit).observe(body);
-    fit();
-  });
-  put(stage, view);
-  return view;
-}
-
-function replay(stage, match, path) {
-  stage.dataset.shows = "replay";
-  if (match.has_replay) frame(stage, address(`${path}/replay`, { format: "html" }), "Replay");
-  else put(stage, h("p", { class: "card empty" }, "There is no replay of this match."));
-}
-
-// The same viewer, which receives frames as they arrive.
-function live(stage, match, path, read, signal) {
-  stage.dataset.shows = "live";
-  const view = frame(stage, address(`${path}/replay`, { format: "html" }), "Live match");
-  const waiting = h("p", { class: "quiet", role: "status" }, "Waiting for the first move.");
-  stage.prepend(waiting);
-  let stream = new AbortController();
-  view.addEventListener("load", () => {
-    const viewer = view.contentWindow.harena;
-    if (!viewer) return;
-    stream.abort();
-    stream = new AbortController();
-    frames(match.id, {
-      frame: (one) => {
-        waiting.textContent = "Live";
-        viewer.append(one);
-      },
-      reset: () => view.contentWindow.location.reload(), // too slow for the stream: start again
-      finished: () => void read(),
-      lost: (gone) => {
-        waiting.textContent = "Reconnecting";
-        if (gone) void read();
-      },
-    }, AbortSignal.any([signal, stream.signal]));
-  });
 }

@@ -27,6 +27,7 @@ export async function render({ params: [id], signal, go }) {
     hidden: h("div"),
     practice: h("div"),
     returns: h("div"),
+    metrics: h("div"),
     challenge: h("div"),
     owner: h("div"),
   };
@@ -36,6 +37,7 @@ export async function render({ params: [id], signal, go }) {
     const placed = now.state === "ranked" || typeof now.score === "number";
     redraw(parts.score, now, () => (placed ? view.scoreCard(now) : null));
     redraw(parts.returns, [now.evaluation, now.score], () => view.returnsCard(now));
+    redraw(parts.metrics, now.evaluation, () => view.metricsCard(now));
     redraw(parts.challenge, now.state, () => view.challengeCard(now, rivals, go));
     redraw(parts.final, now.final_result, () => view.finalCard(now));
     redraw(parts.hidden, ACTIVE.has(now.state), () => (verified && !over ? view.hiddenCard() : null));
@@ -104,6 +106,7 @@ export async function render({ params: [id], signal, go }) {
         status,
         parts.practice,
         parts.returns,
+        parts.metrics,
         replays,
         lists?.cards.node,
         lists?.matches.node,

@@ -99,6 +99,7 @@ function form(environments, state, wantedEnv, result, signal) {
     "form",
     { class: "card form", onsubmit: submit },
     files.node,
+    paste(files),
     main.node,
     field("env", "Environment", env, about),
     field(
@@ -228,7 +229,29 @@ function picker(chosen, refresh) {
     event.preventDefault();
     take([...event.dataTransfer.files]);
   });
-  return { node: zone, draw, focus: () => input.focus() };
+  return { node: zone, draw, take, focus: () => input.focus() };
+}
+
+// Code that is typed or pasted becomes a file like the others.
+function paste(files) {
+  const text = h("textarea", { id: "paste", rows: 10, spellcheck: "false", class: "code-input" });
+  const name = h("input", { id: "paste-name", value: "agent.py", maxlength: 100, autocomplete: "off" });
+  const add = h("button", { type: "button" }, "Use this code");
+  const errors = h("div");
+  add.addEventListener("click", () => {
+    const fits = /^[\w-]+\.py$/.test(name.value.trim()) && text.value.trim();
+    put(errors, fits ? null : h("p", { class: "problem", role: "alert" }, "Type some code, and a name such as agent.py."));
+    if (fits) files.take([new File([text.value], name.value.trim(), { type: "text/x-python" })]);
+  });
+  return h(
+    "details",
+    { class: "paste" },
+    h("summary", null, "Or paste code"),
+    field("paste", "Code", text),
+    field("paste-name", "File name", name),
+    errors,
+    h("p", null, add),
+  );
 }
 
 function mainChooser() {

@@ -53,7 +53,7 @@ function sure(question, label) {
   });
 }
 
-function copyButton(text, label = "Copy") {
+export function copyButton(text, label = "Copy") {
   const button = h("button", { type: "button", class: "small-button" }, label);
   button.addEventListener("click", async () => {
     try {
@@ -132,6 +132,7 @@ function heading(one) {
 // ---- matches ----
 
 const STATES = { scheduled: "to be played", timeout: "timed out" };
+export const stateText = (match) => STATES[match.state] ?? match.state;
 
 export function seatsLine(match) {
   const winner = match.winner;
@@ -148,7 +149,7 @@ export function seatsLine(match) {
 }
 
 export function resultText(match) {
-  if (match.state !== "finished") return STATES[match.state] ?? match.state;
+  if (match.state !== "finished") return stateText(match);
   if (match.winner === null) return match.seats.length > 1 ? "draw" : num(match.seats[0]?.score);
   const name = match.seats.find((seat) => seat.seat === match.winner);
   return name ? `${agentName(name)} won` : "decided";

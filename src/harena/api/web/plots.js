@@ -147,14 +147,18 @@ export function strip(evaluation, { score, low, high }) {
   });
 }
 
-// Rating after each match, with a band of two standard deviations.
-export function ratings(points) {
+// Running rating after each match, with a band of two standard deviations, and the board's score as a line. The two are
+// different estimates: pairing uses the first, the board is one fit over all games.
+export function ratings(points, score) {
   const known = points.filter((point) => Number.isFinite(point.rating));
   if (known.length < 2) return null;
   const sigma = (point) => (Number.isFinite(point.sigma) ? 2 * point.sigma : 0);
-  const span = extent(known.flatMap((point) => [point.rating - sigma(point), point.rating + sigma(point)]));
+  const placed = Number.isFinite(score);
+  const ends = known.flatMap((point) => [point.rating - sigma(point), point.rating + sigma(point)]);
+  const span = extent(placed ? [...ends, score] : ends);
   const last = known[known.length - 1];
-  const label = `Rating over ${known.length} matches, now ${num(last.rating)} plus or minus ${num(sigma(last))}`;
+  const now = `now ${num(last.rating)} plus or minus ${num(sigma(last))}`;
+  const label = `Running rating over ${known.length} matches, ${now}${placed ? `; the board's score is ${num(score)}` : ""}`;
   return fitted(label, 220, (width) => {
     const x = scale([0, known.length - 1], 44, width - 12);
     const y = scale(span, 190, 12);
@@ -173,6 +177,10 @@ export function ratings(points) {
       ),
       s("polygon", { class: "band", points: [...upper, ...lower].join(" ") }),
       s("polyline", { class: "line", points: line }),
+      placed ? [
+        s("line", { class: "board-score", x1: 44, x2: width - 12, y1: y(score), y2: y(score) }),
+        s("text", { class: "board-score", x: 48, y: y(score) - 5 }, `board score ${num(score)}`),
+      ] : [],
       s("circle", { class: "mean", cx: x(known.length - 1), cy: y(last.rating), r: 4 }),
     ];
   });

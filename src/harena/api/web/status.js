@@ -61,7 +61,7 @@ export function follow(submission, changed, signal) {
     if (line.textContent !== sentence(one)) line.textContent = sentence(one);
     node.dataset.state = one.state;
     const shown = [one.state, one.reason, one.warnings];
-    redraw(place, shown, () => [steps(one), reason(one.reason), warnings(one.warnings)]);
+    redraw(place, shown, () => [steps(one), reason(one.reason, one.state === "rejected" || (one.state === "failed" && one.mine)), warnings(one.warnings)]);
   }
 
   const read = throttled(async () => {
@@ -84,8 +84,15 @@ export function follow(submission, changed, signal) {
   return node;
 }
 
-function reason(text) {
-  return text ? h("div", { class: "reason" }, h("h3", null, "Reason"), h("pre", { tabindex: 0 }, text)) : null;
+function reason(text, again) {
+  if (!text) return null;
+  return h(
+    "div",
+    { class: "reason" },
+    h("h3", null, "Reason"),
+    h("pre", { tabindex: 0 }, text),
+    again ? h("p", null, "Fix this and submit again.") : null,
+  );
 }
 
 function warnings(all) {

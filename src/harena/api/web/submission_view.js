@@ -132,6 +132,21 @@ export function finalCard(submission) {
   );
 }
 
+// What a script printed beside its score.
+export function metricsCard(submission) {
+  const all = Object.entries(submission.evaluation?.metrics ?? {});
+  if (!all.length) return null;
+  return section("Metrics", { class: "card" }, facts(all.map(([name, value]) => [name, metricText(value)])));
+}
+
+function metricText(value) {
+  if (Array.isArray(value)) {
+    const some = value.slice(0, 20).map((one) => num(one)).join(", ");
+    return value.length > 20 ? `${some}, …` : some;
+  }
+  return typeof value === "number" ? num(value) : String(value);
+}
+
 export function returnsCard(submission) {
   const plot = submission.evaluation ? strip(submission.evaluation, submission) : null;
   if (!plot) return null;
@@ -175,15 +190,18 @@ async function fill(place, make) {
 
 async function ratingPlot(submission, signal) {
   const { points } = await get(path(submission, "/ratings"), {}, signal);
-  const plot = ratings(points);
+  const now = await get(path(submission), {}, signal);
+  const plot = ratings(points, now.standing?.score);
   if (!plot) return null;
   return section(
-    "Rating over time",
+    "Running rating",
     { class: "card" },
     h(
       "p",
       { class: "quiet small" },
-      `After each of ${count(points.length, "rated match", "rated matches")}; the band is two standard deviations.`,
+      `Moves with each of ${count(points.length, "rated match", "rated matches")} and decides who meets whom; `,
+      "the band is two standard deviations. The board's score is a separate estimate from all games at once, ",
+      "so the two can differ.",
     ),
     plot,
   );

@@ -3,20 +3,20 @@
 
 (() => {
   const KEY = "harena.theme";
-  const order = ["system", "light", "dark"];
+  const order = ["auto", "light", "dark"];
   const root = document.documentElement;
 
   function stored() {
     try {
       const name = localStorage.getItem(KEY);
-      return order.includes(name) ? name : "system";
+      return order.includes(name) ? name : "auto";
     } catch {
-      return "system"; // storage is off: nothing is kept
+      return "auto"; // storage is off: nothing is kept
     }
   }
 
   function apply(name) {
-    if (name === "system") delete root.dataset.theme;
+    if (name === "auto") delete root.dataset.theme;
     else root.dataset.theme = name;
   }
 
@@ -24,8 +24,7 @@
     const button = document.getElementById("theme");
     let name = stored();
     const show = () => {
-      button.textContent = { system: "Auto", light: "Light", dark: "Dark" }[name];
-      button.setAttribute("aria-label", `Theme: ${name === "system" ? "same as the system" : name}. Change`);
+      button.textContent = `Theme: ${name}`;
     };
     button.addEventListener("click", () => {
       name = order[(order.indexOf(name) + 1) % order.length];

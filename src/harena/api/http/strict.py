@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from harena.api.errors import ApiError
+from harena.api.http.errors import ApiError
 
 _known: dict[Callable[..., Any], tuple[str, ...]] = {}
 """Names of the query parameters, by the function that answers."""

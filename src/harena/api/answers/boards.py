@@ -9,26 +9,27 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from harena.api import views
-from harena.api.metrics import Metrics
-from harena.api.queries import Queries
+from harena import schema
+from harena.api.answers import views
+from harena.api.http.metrics import Metrics
 from harena.arena.arena import Arena
-from harena.arena.db.environments import Environment
-from harena.arena.db.models import BoardKind, Kind, NotFound
+from harena.arena.db.environments import EnvironmentRecord
+from harena.arena.db.models import BoardKind, NotFound, SubmissionKind
+from harena.arena.db.queries import Queries
 from harena.arena.db.records import Filter, Sort
-from harena.arena.db.seasons import Season
-from harena.arena.seasons import finals
-from harena.arena.submissions import draws
+from harena.arena.db.seasons import SeasonRecord
 
 KEEP_S = 2.0
 """What changes a board without an event, such as another process that freezes a season, is seen after this."""
 MAX_KEPT = 500
+MAX_ANSWERS = 100
+"""Lists and exports in the cache; an export is kept up to `exports.MAX_CACHED` bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,15 @@ class BoardPage:
     until: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedAnswer:
+    body: bytes
+    etag: str
+    topics: tuple[str, ...]
+    versions: tuple[int, ...]
+    until: float
+
+
 class Boards:
     def __init__(self, arena: Arena, queries: Queries, metrics: Metrics) -> None:
         self._arena = arena
@@ -61,6 +71,9 @@ class Boards:
         self._metrics = metrics
         self._kept: OrderedDict[tuple[str, bytes], BoardPage] = OrderedDict()
         self._lock = threading.Lock()
+        self._answers: OrderedDict[Hashable, CachedAnswer] = OrderedDict()
+        self._made = 0
+        """How often the cache was emptied: what was being read before that is not kept."""
 
     # ---- the cache ----
 
@@ -83,15 +96,44 @@ class Boards:
         """After a change that was made here, so that whoever made it sees it at once."""
         with self._lock:
             self._kept.clear()
+            self._answers.clear()
+            self._made += 1
+
+    def answer(self, key: Hashable) -> CachedAnswer | None:
+        """What was kept under the key, while none of its topics has had an event since, and for KEEP_S at most. For
+        lists and exports, which are the same for every reader, as boards are."""
+        found = self._answers.get(key)
+        if found is None or time.monotonic() > found.until or found.versions != self.versions(found.topics):
+            return None
+        return found
+
+    def versions(self, topics: Sequence[str]) -> tuple[int, ...]:
+        """To be asked for before reading what is kept with them."""
+        return (self._made, *(self._arena.hub.version(topic) for topic in topics))
+
+    def keep_answer(self, key: Hashable, body: bytes, topics: Sequence[str], versions: tuple[int, ...]) -> CachedAnswer:
+        made = CachedAnswer(
+            body=body,
+            etag=f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+            topics=tuple(topics),
+            versions=versions,
+            until=time.monotonic() + KEEP_S,
+        )
+        with self._lock:
+            self._answers[key] = made
+            self._answers.move_to_end(key)
+            if len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
+        return made
 
     def page(self, ask: Ask, *, contract: bool = False) -> BoardPage:
         began = time.perf_counter()
         version = self._version(ask.env_id)
-        shape = self.read(ask)
-        data: Any = shape
+        board = self.read(ask)
+        found: Any = board
         if contract:
-            data = [views.contract_entry(entry, ask.env_id, shape["board"]) for entry in shape["entries"]]
-        body = msgspec.json.encode(data)
+            found = [views.contract_entry(entry, ask.env_id, board.board) for entry in board.entries]
+        body = msgspec.json.encode(schema.as_json(found))
         self._metrics.board_queries.labels(ask.env_id, ask.sort.value).inc()
         self._metrics.board_duration.observe(time.perf_counter() - began)
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -109,7 +151,7 @@ class Boards:
 
     # ---- reading ----
 
-    def read(self, ask: Ask) -> views.Shape:
+    def read(self, ask: Ask) -> schema.Board:
         env = self._store.environments.get(ask.env_id)
         which = ask.board or BoardKind(views.default_board(env.kind))
         season = self._season(env, ask.season_id)
@@ -117,25 +159,25 @@ class Boards:
         if which is BoardKind.LADDER or not live:
             total, entries = self._standings(ask, which, season)
         else:
-            total, entries = self._scores(ask, Kind(which.value))
-        return {
-            "env_id": env.env_id,
-            "board": which.value,
-            "season": season and self.season(season),
-            "total": total,
-            "live": live,
-            "entries": entries,
-        }
+            total, entries = self._scores(ask, SubmissionKind(which.value))
+        return schema.Board(
+            env_id=env.env_id,
+            board=which.value,
+            season=season and self.season(season),
+            total=total,
+            live=live,
+            entries=tuple(entries),
+        )
 
-    def season(self, of: Season) -> views.Shape:
+    def season(self, of: SeasonRecord) -> schema.Season:
         return views.season(
             of,
             secret=self._store.seasons.secret(of.id),
             final_secret=self._store.seasons.final_secret(of.id),
-            finals=finals.progress(self._store, of.id),
+            finals=self._store.finalists.progress(of.id),
         )
 
-    def _season(self, env: Environment, season_id: int | None) -> Season | None:
+    def _season(self, env: EnvironmentRecord, season_id: int | None) -> SeasonRecord | None:
         if season_id is None:
             return self._store.seasons.live(env.env_id)
         season = self._store.seasons.get(season_id)
@@ -143,17 +185,17 @@ class Boards:
             raise NotFound(f"season {season_id} is not one of {env.env_id}")
         return season
 
-    def _scores(self, ask: Ask, kind: Kind) -> tuple[int, list[views.Shape]]:
+    def _scores(self, ask: Ask, kind: SubmissionKind) -> tuple[int, list[schema.BoardEntry]]:
         where, sort = ask.where, ask.sort
         found = self._store.boards.top(
             ask.env_id, kind=kind, where=where, sort=sort, limit=ask.limit, offset=ask.offset
         )
         listed = self._queries.listed([entry.submission_id for entry in found])
         ranks = self._ranks(ask, kind, [entry.score for entry in found])
-        season = self._store.seasons.live(ask.env_id) if kind is Kind.VERIFIED else None
+        season = self._store.seasons.live(ask.env_id) if kind is SubmissionKind.VERIFIED else None
         tries: dict[str, int] = {}
         if season is not None:
-            tries = draws.tries(self._store, season.id, {of.owner_id for of in listed.values()})
+            tries = self._store.draws.tries(season.id, {of.owner_id for of in listed.values()})
         entries = [
             views.score_entry(entry, rank, version=of.version, anonymous=of.anonymous, tries=tries.get(of.owner_id))
             for entry, rank in zip(found, ranks, strict=True)
@@ -161,9 +203,9 @@ class Boards:
         ]
         return self._queries.board_total(ask.env_id, kind, where), entries
 
-    def _ranks(self, ask: Ask, kind: Kind, scores: Sequence[float]) -> list[int]:
-        """Of a page, on the whole board. Where nothing is left out between its entries, counting from its top is
-        enough."""
+    def _ranks(self, ask: Ask, kind: SubmissionKind, scores: Sequence[float]) -> list[int]:
+        """Return the ranks of a page's entries on the whole board. Where nothing is left out between its entries,
+        counting from its top is enough."""
         where = ask.where
         gapless = where.user is None and where.algorithm is None and where.dates == (None, None)
         if not scores or not gapless or ask.sort is not Sort.SCORE_DESC:
@@ -175,7 +217,9 @@ class Boards:
         first = 1 + self._queries.board_above(ask.env_id, kind, scores[0]) if above else 1
         return shared_ranks(scores, above, first)
 
-    def _standings(self, ask: Ask, which: BoardKind, season: Season | None) -> tuple[int, list[views.Shape]]:
+    def _standings(
+        self, ask: Ask, which: BoardKind, season: SeasonRecord | None
+    ) -> tuple[int, list[schema.BoardEntry]]:
         if season is None:
             return 0, []
         chosen: dict[str, Any] = {"board": which, "season_id": season.id, "where": ask.where}

@@ -22,7 +22,7 @@ MEDIA = ("application/json", "text/html", "application/octet-stream")
 
 
 class Replays:
-    """As they were asked for. A replay never changes, but to show it the game is run again: the latest are kept."""
+    """Cache of rendered replays. A replay never changes, but the game is re-run to show it: the latest are kept."""
 
     def __init__(self, files: FileStore) -> None:
         self._files = files

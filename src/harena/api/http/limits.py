@@ -27,12 +27,16 @@ class RequestLimits:
     read: Rate = Rate(per_s=50, burst=300)
     write: Rate = Rate(per_s=10, burst=60)
     upload: Rate = Rate(per_s=1, burst=20)
+    worker: Rate = Rate(per_s=200, burst=1000)
+    """Requests of a worker on another machine, which makes several for each short job."""
     login: Rate = Rate(per_s=0.2, burst=10)
     spare_loopback: bool = True
     body_bytes: int = 512 * 1024
-    """Of a request that is not an upload. An environment's rules and sample agent fit."""
+    """Maximum body of a request that is not an upload. An environment's rules and sample agent fit."""
     upload_slack_bytes: int = 1 << 20
-    """Of an upload, for fields and boundaries, beyond the code."""
+    """Bytes that an upload may have beyond the code, for fields and boundaries."""
+    answer_bytes: int = 64 << 20
+    """Maximum body of a worker's answer: replays of all episodes."""
     body_grace_s: float = 15.0
     """A body has this long, and then must have come at `body_rate` on average."""
     body_rate: float = 16 * 1024
@@ -45,7 +49,7 @@ class RequestLimits:
     """Size of a request's first line and headers together."""
     head_lines: int = 100
     head_s: float = 10.0
-    """From the connection, or the first byte, to the end of the head."""
+    """Seconds from the connection, or the first byte, to the end of the head."""
     trailer_bytes: int = 8 << 10
     pipelined: int = 16
     """Requests of one connection that wait for the answer before them."""

@@ -12,8 +12,8 @@ from importlib import resources
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from harena.api.errors import not_found
-from harena.api.middleware import PAGE_CSP
+from harena.api.http.errors import not_found
+from harena.api.http.middleware import PAGE_CSP
 
 router = APIRouter(include_in_schema=False)
 
@@ -46,6 +46,10 @@ PAGES = (
 )
 
 
+DATA = ("/v1/", "/api/", "/static/", "/submissions/", "/leaderboard/")
+"""Addresses whose errors are JSON for everybody."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asset:
     data: bytes
@@ -64,12 +68,12 @@ def asset(name: str) -> Asset:
     return Asset(data, media_type, f'"{hashlib.sha256(data).hexdigest()[:32]}"')
 
 
-def _answer(request: Request, name: str) -> Response:
+def _answer(request: Request, name: str, status: int = 200) -> Response:
     found = asset(name)
     headers = {"ETag": found.etag, "Cache-Control": "no-cache", "Content-Security-Policy": PAGE_CSP}
-    if found.etag in request.headers.get("if-none-match", ""):
+    if status == 200 and found.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(found.data, 200, headers, found.media_type)
+    return Response(found.data, status, headers, found.media_type)
 
 
 @router.api_route("/static/{name:path}", methods=["GET", "HEAD"])
@@ -90,6 +94,15 @@ def favicon(request: Request) -> Response:
 def page(request: Request) -> Response:
     """The same for every address: what it shows, its script asks /v1 for."""
     return _answer(request, "index.html")
+
+
+def missing(request: Request) -> Response | None:
+    """The page that says that there is none, for a browser that follows a link to an unknown address. Programs, and
+    the page itself when it calls the API, get the error as JSON."""
+    browser = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
+    if not browser or request.url.path.startswith(DATA):
+        return None
+    return _answer(request, "index.html", 404)
 
 
 for path in PAGES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import http
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,8 +21,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from harena import errors as base
+from harena import schema
 from harena.arena.db import files, models
+from harena.arena.db.integrity import FULL
 from harena.arena.submissions import intake
+from harena.arena.work import orders
 from harena.match import registry
 from harena.match.replay import format as replay_format
 
@@ -62,7 +65,9 @@ KNOWN: dict[type[Exception], ErrorAnswer] = {
     models.KeyRefused: ErrorAnswer(401, "key_refused", "ask the host for a key", {"WWW-Authenticate": "Bearer"}),
     models.LeaseLost: ErrorAnswer(409, "conflict", "read it again, then decide"),
     models.Busy: ErrorAnswer(503, "busy", "try again in a minute", {"Retry-After": "60"}),
+    models.StorageFull: ErrorAnswer(507, "storage_full", "tell the host, and try again later", {"Retry-After": "300"}),
     models.StoreError: ErrorAnswer(503, "unavailable", "try again in a few seconds", {"Retry-After": "5"}, told=False),
+    orders.BadAnswer: ErrorAnswer(422, "bad_answer", "update the worker: it must be of the server's version"),
     intake.IntakeError: ErrorAnswer(422, "upload_refused", "change what the sentence names and send it again"),
     files.FileMissing: ErrorAnswer(404, "not_found", "it is no longer kept"),
     files.FileTooLarge: ErrorAnswer(413, "too_large", "send less"),
@@ -100,12 +105,13 @@ def answer_of(error: BaseException) -> ErrorAnswer:
 
 
 def body(code: str, detail: str, hint: str, request_id: str) -> bytes:
-    shape = {"code": code, "detail": _clean(detail), "hint": _clean(hint), "request_id": request_id}
-    return msgspec.json.encode(shape)
+    return msgspec.json.encode(
+        schema.Problem(code=code, detail=_clean(detail), hint=_clean(hint), request_id=request_id)
+    )
 
 
 def response(error: Exception, request_id: str) -> Response:
-    """Of any exception. What is not the client's doing is logged here."""
+    """Build the response for any exception. Errors that the client did not cause are logged here."""
     if isinstance(error, RequestValidationError):
         hint = "see /docs for what is accepted"
         return _response(422, body("invalid", _sentence(error.errors()), hint, request_id))
@@ -119,10 +125,16 @@ def response(error: Exception, request_id: str) -> Response:
             body(code, _DETAILS.get(status, str(error.detail)), _HINTS.get(status, ""), request_id),
             error.headers,
         )
+    if isinstance(error, OSError) and error.errno in FULL:
+        error = models.StorageFull("no space is left on the server's disk")
     answer = answer_of(error)
     detail = str(error)
-    if not answer.told:
-        LOG.error("request %s failed: %s", request_id, detail, exc_info=error)
+    if isinstance(error, models.StorageFull):
+        LOG.error("request %s failed: %s", request_id, detail)
+    elif not answer.told:
+        # The trace of a database that is away tells its host nothing.
+        trace = None if isinstance(error, models.StoreError) else error
+        LOG.error("request %s failed: %s", request_id, detail, exc_info=trace)
         detail = FAILED
     return _response(answer.status, body(answer.code, detail, answer.hint, request_id), answer.headers)
 
@@ -144,10 +156,14 @@ def _clean(text: str) -> str:
     return text if len(text) <= MAX_DETAIL else text[: MAX_DETAIL - 1] + "…"
 
 
-def install(app: FastAPI) -> None:
-    """The middleware answers for what no handler below knows."""
+def install(app: FastAPI, *, missing_page: Callable[[Request], Response | None] = lambda _: None) -> None:
+    """The middleware answers for what no handler below knows. `missing_page` may answer a 404 with a page."""
 
     async def handle(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == 404:
+            page = missing_page(request)
+            if page is not None:
+                return page
         return response(error, request_id(request))
 
     for kind in (HTTPException, RequestValidationError, base.HarenaError):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from harena.api.limits import RequestLimits, address_of
+from harena.api.http.limits import RequestLimits, address_of
 
 
 class HeadRefused(Exception):
@@ -32,10 +32,10 @@ class Connections:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.most = min(limits.connections, soft // 2) if soft != resource.RLIM_INFINITY else limits.connections
         self._proxy = proxy
-        self._by_address: dict[str, OrderedDict[Connection, None]] = {}
-        self._all: OrderedDict[Connection, None] = OrderedDict()
+        self._by_address: dict[str, OrderedDict[HttpConnection, None]] = {}
+        self._all: OrderedDict[HttpConnection, None] = OrderedDict()
 
-    def add(self, one: Connection) -> bool:
+    def add(self, one: HttpConnection) -> bool:
         """Whether there is room for it."""
         address, loopback = address_of(one.client)
         most = self.limits.connections_of_loopback if loopback else self.limits.connections_of_address
@@ -52,7 +52,7 @@ class Connections:
         self._all[one] = None
         return True
 
-    def remove(self, one: Connection) -> None:
+    def remove(self, one: HttpConnection) -> None:
         self._all.pop(one, None)
         same = self._by_address.get(one.address)
         if same is not None:
@@ -61,7 +61,7 @@ class Connections:
                 del self._by_address[one.address]
 
 
-def _make_room(among: OrderedDict[Connection, None]) -> bool:
+def _make_room(among: OrderedDict[HttpConnection, None]) -> bool:
     """Closes the oldest one that has no request; whether there was one."""
     for one in among:
         if one.idle:
@@ -70,7 +70,7 @@ def _make_room(among: OrderedDict[Connection, None]) -> bool:
     return False
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     shared: ClassVar[Connections]
     address = ""
 
@@ -190,6 +190,6 @@ class Connection(HttpToolsProtocol):
 def guarded(limits: RequestLimits, *, proxy: str = "") -> dict[str, Any]:
     """What uvicorn's Config takes so that its connections have these limits."""
     shared = Connections(limits, proxy=proxy)
-    kind = type("Connection", (Connection,), {"shared": shared})
+    kind = type("Connection", (HttpConnection,), {"shared": shared})
     # An upgrade to WebSocket would leave all of this behind. limit_concurrency is not reached: it answers 503 to all.
     return {"http": kind, "ws": "none", "limit_concurrency": limits.connections + 1000}

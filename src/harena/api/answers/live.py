@@ -20,10 +20,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from harena.api import views
-from harena.api.errors import ApiError
-from harena.api.limits import RequestLimits
-from harena.api.metrics import Metrics
+from harena.api.answers import views
+from harena.api.http.errors import ApiError
+from harena.api.http.limits import RequestLimits
+from harena.api.http.metrics import Metrics
 from harena.arena.arena import Arena
 from harena.arena.db.events import EventNotice
 from harena.arena.events.bus import MAX_FRAMES, RESET, frames_topic
@@ -90,9 +90,13 @@ class Live:
         self._streams: dict[str, set[ClientStream]] = {}
         self._open: set[ClientStream] = set()
         self._of_address: Counter[str] = Counter()
-        self._watches: dict[str, _Watch] = {}
+        self._watches: dict[str, _LiveMatch] = {}
         self._closed = False
         self._remove = arena.hub.add_listener(self._told)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def close(self) -> None:
         """Ends all streams: call it when the server begins to stop, which otherwise waits for them."""
@@ -143,7 +147,7 @@ class Live:
             )
 
     def _told(self, notice: EventNotice) -> None:
-        """By the hub's thread."""
+        """Take a notice. Called by the hub's thread."""
         with self._lock:
             streams = list(self._streams.get(notice.topic, ()))
         for stream in streams:
@@ -152,7 +156,7 @@ class Live:
     # ---- what a client reads ----
 
     async def events(self, topics: Collection[str], address: str, after: int | None) -> AsyncGenerator[bytes]:
-        """From now on, or from after the event of that number."""
+        """Stream events from now on, or from after the event of that number."""
         with self.opened(topics, address) as stream:
             yield FIRST
             last = 0
@@ -179,7 +183,7 @@ class Live:
         return [None] if len(missed) >= MAX_MISSED else list(missed)
 
     async def frames(self, match_id: str, address: str) -> AsyncGenerator[bytes]:
-        """Of a running match: all so far, then each as it is played, then `finished`."""
+        """Stream the frames of a running match: those so far, then each as it is played, then `finished`."""
         with self.opened((), address) as stream:
             yield FIRST
             watch = self._watch(match_id, stream)
@@ -195,16 +199,16 @@ class Live:
             finally:
                 watch.leave(stream)
 
-    def _watch(self, match_id: str, stream: ClientStream) -> _Watch:
+    def _watch(self, match_id: str, stream: ClientStream) -> _LiveMatch:
         with self._lock:
             watch = self._watches.get(match_id)
             if watch is None or not watch.join(stream):
-                watch = self._watches[match_id] = _Watch(self._arena, match_id, self._unwatch)
+                watch = self._watches[match_id] = _LiveMatch(self._arena, match_id, self._unwatch)
                 watch.join(stream)
                 watch.start()
         return watch
 
-    def _unwatch(self, match_id: str, watch: _Watch) -> None:
+    def _unwatch(self, match_id: str, watch: _LiveMatch) -> None:
         with self._lock:
             if self._watches.get(match_id) is watch:
                 del self._watches[match_id]
@@ -213,10 +217,10 @@ class Live:
 _FINISHED = b"event: finished\ndata: {}\n\n"
 
 
-class _Watch:
+class _LiveMatch:
     """One thread for each running match that somebody watches, however many do."""
 
-    def __init__(self, arena: Arena, match_id: str, ended: Callable[[str, _Watch], None]) -> None:
+    def __init__(self, arena: Arena, match_id: str, ended: Callable[[str, _LiveMatch], None]) -> None:
         self._arena = arena
         self._match_id = match_id
         self._ended = ended

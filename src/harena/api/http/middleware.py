@@ -21,19 +21,22 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from harena.api import errors
-from harena.api.errors import ApiError
-from harena.api.limits import Buckets, Rate, RequestLimits, address_of
-from harena.api.metrics import Metrics
+from harena.api.http import errors
+from harena.api.http.errors import ApiError
+from harena.api.http.limits import Buckets, Rate, RequestLimits, address_of
+from harena.api.http.metrics import Metrics
 
 ACCESS = logging.getLogger("harena.api.access")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 LOOPBACK_NAMES = frozenset({"localhost"})
 UPLOADS = frozenset({"/api/submit", "/api/submit/", "/submissions", "/submissions/", "/v1/submissions"})
+WORKER = "/v1/worker"
+ANSWER = re.compile(r"/v1/worker/jobs/[0-9]{1,19}/result", re.ASCII)
 LOGIN = "/v1/login"
 FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
 CLIENT_GONE = 499
-"""In logs and metrics: nobody was there to be answered."""
+"""Status in logs and metrics when the client had left before the answer."""
+HEAD_BYTES = 2000
 DRAIN_S = 2.0
 DRAIN_BYTES = 64 << 20
 
@@ -55,6 +58,11 @@ UNLESS_SET = (
     (b"cache-control", b"no-store"),
 )
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}", re.ASCII)
+
+
+STOPPING = ApiError(
+    503, "stopping", "the server is stopping", hint="try again in a minute", headers={"Retry-After": "60"}
+)
 
 
 class Hosts:
@@ -91,7 +99,7 @@ def _is_number(name: str) -> bool:
 
 
 class Gate:
-    """Of one app: `Gate(app, …)` is the app that is served."""
+    """Wraps an app: `Gate(app, …)` is the app that is served."""
 
     def __init__(
         self,
@@ -101,14 +109,19 @@ class Gate:
         limits: RequestLimits,
         max_upload_bytes: int,
         metrics: Metrics,
+        audit: Callable[..., None] = lambda *_, **__: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`audit(who, what, **more)` is told of every request by which a host changes something."""
         self.app = app
+        self.audit = audit
         self.hosts = Hosts(hosts)
         self.limits = limits
         self.max_upload_bytes = max_upload_bytes + limits.upload_slack_bytes
         self.metrics = metrics
-        rates: dict[str, Rate] = {name: getattr(limits, name) for name in ("read", "write", "upload", "login")}
+        rates: dict[str, Rate] = {
+            name: getattr(limits, name) for name in ("read", "write", "upload", "worker", "login")
+        }
         self._buckets = {name: Buckets(rate, clock) for name, rate in rates.items()}
         self._addresses: dict[str, tuple[str, bool]] = {}
 
@@ -124,6 +137,11 @@ class Gate:
             await self.app(scope, receive, exchange.send)
         except ClientDisconnect:
             exchange.status = exchange.status or CLIENT_GONE
+        except asyncio.CancelledError:
+            # The server stops and has waited long enough. Nothing but this request is to be cancelled, and whoever
+            # still sends it is told.
+            if not exchange.status:
+                await errors.response(STOPPING, exchange.request_id)(scope, receive, exchange.send)
         except Exception as error:
             if exchange.status:
                 exchange.failed = True
@@ -177,7 +195,10 @@ class Gate:
         return address, loopback
 
     async def _body(self, scope: Scope, exchange: _Exchange, receive: Receive) -> Receive:
-        most = self.max_upload_bytes if scope["path"] in UPLOADS else self.limits.body_bytes
+        path: str = scope["path"]
+        most = self.max_upload_bytes if path in UPLOADS else self.limits.body_bytes
+        if ANSWER.fullmatch(path):
+            most = self.limits.answer_bytes
         body = exchange.body = _Body(receive, most, self.limits)
         declared = exchange.headers.get(b"content-length", b"0")
         if not declared.isdigit() or len(declared) > 18:
@@ -194,6 +215,9 @@ class Gate:
         method = exchange.method if exchange.method in _METHODS else "OTHER"
         self.metrics.requests.labels(method, route, exchange.status).inc()
         self.metrics.request_duration.labels(route).observe(took_s)
+        host = scope["state"].get("host")
+        if host and exchange.method not in SAFE:
+            self._audited(scope, exchange, host)
         if ACCESS.isEnabledFor(logging.INFO):
             line = {
                 "request_id": exchange.request_id,
@@ -206,11 +230,24 @@ class Gate:
             }
             ACCESS.info("request", extra=line | ({"cut": True} if exchange.failed else {}))
 
+    def _audited(self, scope: Scope, exchange: _Exchange, host: str) -> None:
+        body = exchange.body.head.decode("utf-8", "replace") if exchange.body else ""
+        self.audit(
+            host,
+            f"{exchange.method} {scope['path'][:500]}",
+            body=body,
+            address=scope["state"].get("address", ""),
+            request_id=exchange.request_id,
+            status=exchange.status,
+        )
+
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 
 def _kind(method: str, path: str) -> str:
+    if path.startswith(WORKER):
+        return "worker"
     if method in SAFE:
         return "read"
     return "login" if path == LOGIN else "upload" if path in UPLOADS else "write"
@@ -272,6 +309,8 @@ class _Body:
         self._began = time.monotonic()
         self._received = 0
         self.complete = False
+        self.head = b""
+        """The beginning, for the audit log."""
 
     async def receive(self) -> Message:
         if self.complete:
@@ -291,6 +330,7 @@ class _Body:
             ) from None
         if message["type"] == "http.request":
             self._received += len(message.get("body", b""))
+            self.head += message.get("body", b"")[: HEAD_BYTES - len(self.head)] if len(self.head) < HEAD_BYTES else b""
             self.complete = not message.get("more_body", False)
             if self._received > self._max_bytes:
                 await self.drain()

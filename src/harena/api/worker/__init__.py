@@ -1,0 +1,1 @@
+"""`harena worker`: a process that only does jobs."""
