@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -11,7 +12,8 @@ from typing import TypeVar
 from harena.errors import BoxError
 from harena.sandbox import backend
 from harena.sandbox.box import Sandbox
-from harena.sandbox.doctor import Report, printable, run_doctor
+from harena.sandbox.doctor import Report, run_doctor
+from harena.sandbox.doctor.ring import printable
 from harena.sandbox.pool import SandboxPool
 from harena.sandbox.spec import Limits, Verdict
 
@@ -35,7 +37,7 @@ LIMITS = Limits(wall_s=1, memory_mb=256, processes=16, output_bytes=1 << 16)
 MANY = 300
 
 
-def main() -> int:
+def demo(args: argparse.Namespace) -> int:
     with Sandbox() as first:  # what the first box of a process pays once is not what a box costs
         first.warm_up()
     surprises = _box() + _files() + _interpreter_and_forks()
