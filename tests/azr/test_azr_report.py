@@ -14,7 +14,7 @@ import pytest
 
 from harena.azr.report import html as report
 from harena.azr.report import plot
-from harena.azr.report.journal import Journal
+from harena.azr.report.journal import RunJournal
 from harena.azr.report.plot import PlotPoint
 
 KINDS = ("deduction", "abduction", "induction")
@@ -48,7 +48,7 @@ def score(value: float) -> dict[str, float]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    with Journal(tmp_path) as log:
+    with RunJournal(tmp_path) as log:
         log.write("run", model="<b>tiny</b>", profile="laptop", seed=7, config={"update": {"clip": 0.2}})
         log.write("eval", iteration=0, suites={"tiny": {kind: score(0.3) for kind in KINDS}})
         for iteration in (1, 2, 3):
@@ -72,7 +72,7 @@ def test_tasks_that_were_gained_and_lost_are_counted_by_part(tmp_path: Path) -> 
         ["deduction-1-0", "deduction-2-0", "induction-1-0"],
         ["deduction-2-0", "deduction-2-1", "abduction-1-3"],
     )
-    with Journal(tmp_path) as log:
+    with RunJournal(tmp_path) as log:
         for iteration, right in enumerate((first, last)):
             log.write("eval", iteration=iteration, suites={"tiny": parts}, right=right)
     text = report.write(tmp_path).read_text()
@@ -112,6 +112,7 @@ def test_every_plot_is_well_formed(run: Path) -> None:
         assert "inf" not in text.replace("info", "")
 
 
+@pytest.mark.services
 def test_a_browser_runs_nothing_in_it(run: Path) -> None:
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -125,14 +126,14 @@ def test_a_browser_runs_nothing_in_it(run: Path) -> None:
 
 
 def test_a_run_without_steps_still_has_a_page(tmp_path: Path) -> None:
-    with Journal(tmp_path) as log:
+    with RunJournal(tmp_path) as log:
         log.write("run", model="tiny")
     assert "not evaluated" in report.write(tmp_path).read_text()
 
 
 def test_a_report_goes_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
     assert report.write(run, tmp_path / "page.html").name == "page.html"
-    with pytest.raises(report.journal.JournalError, match="nowhere"):
+    with pytest.raises(report.journal.RunJournalError, match="nowhere"):
         report.write(run, tmp_path / "nowhere" / "page.html")
 
 

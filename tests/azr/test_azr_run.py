@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scripted import ScriptedEngine
 
 from harena.azr import checkpoint, config, run
 from harena.azr.checkpoint import BadCheckpoint
@@ -25,6 +24,7 @@ from harena.azr.report import journal, show
 from harena.azr.tasks import buffer, suite
 from harena.azr.tasks.kinds import TaskKind
 from harena.errors import HarenaError, SpecError
+from support.scripted import ScriptedEngine
 
 
 def settings(**changes: Any) -> TrainConfig:

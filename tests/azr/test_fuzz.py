@@ -165,8 +165,8 @@ def other_inputs(program: str) -> InductionTask:
 
 
 def test_no_mutated_answer_earns_what_it_does_not_deserve(verifier: TaskVerifier) -> None:
-    count, right = fuzz(verifier, seed=5, count=400)
-    assert count == 500
+    count, right = fuzz(verifier, seed=5, count=160)  # `make soak` tries 80,000
+    assert count == 200
     assert 0 < right < count / 2, "some mutations change nothing; most do"
 
 

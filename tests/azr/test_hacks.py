@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-import busy
 from harena.azr.check.executor import Bounds, ProgramExecutor, ProgramJob
 from harena.azr.check.verify import Attempt, Grade, TaskValidation, TaskVerdict, TaskVerifier, check_program
 from harena.azr.tasks.kinds import InductionTask, Proposal, SolverAnswer, TaskKind, Triplet
+from support import busy
 
 HONEST = "def f(x):\n    return len([x]) + x"
 ROOT = "import math\ndef f(x):\n    return math.sqrt(x)"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ScriptedEngine
 
 from harena.azr import checkpoint, config
 from harena.azr.check.verify import TaskVerdict, TaskVerifier
@@ -28,6 +27,7 @@ from harena.azr.loop import Iteration, Trainer
 from harena.azr.tasks import prompts
 from harena.azr.tasks.kinds import FormatError, Proposal, Role, SolverAnswer, TaskKind, Triplet
 from harena.errors import SpecError
+from support.scripted import ScriptedEngine
 
 SMALL = TrainConfig(
     batch=6,

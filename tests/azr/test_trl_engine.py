@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trl_worker
-from trl_worker import settings
 
 from harena.azr.engines import trl_engine, trl_writer
 from harena.azr.engines.protocol import Completion, CompletionRequest, Rollout, Sampling
@@ -21,9 +19,11 @@ from harena.azr.learn import advantages
 from harena.azr.report import journal
 from harena.azr.tasks.kinds import Role, TaskKind
 from harena.errors import SpecError
+from support import trl_worker
+from support.trl_worker import settings
 
 pytest.importorskip("trl", reason="trl is not installed: pip install trl")
-pytestmark = pytest.mark.filterwarnings("default")  # TRL and what it imports warn about themselves
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("default")]  # TRL and what it imports warn
 
 
 @pytest.fixture(scope="module")

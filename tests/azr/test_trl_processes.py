@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trl_worker
 
 from harena.azr.engines import trl_engine
 from harena.azr.learn import advantages
 from harena.azr.report import journal
+from support import trl_worker
 
 pytest.importorskip("trl", reason="trl is not installed: pip install 'harena[trl]'")
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.filterwarnings("default"),  # TRL and what it imports warn about themselves
     pytest.mark.slow,
     pytest.mark.timeout(300),  # most of it is imports, which crawl on a busy machine
@@ -35,22 +38,21 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(out)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | common | {"RANK": rank, "LOCAL_RANK": rank},
-        )
-        for rank in "01"
-    ]
+    started = subprocess.Popen(
+        [sys.executable, str(WORKER), str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | common,
+        start_new_session=True,
+    )
     try:
-        said = [process.communicate(timeout=LIMIT_S)[0] for process in started]
+        said = started.communicate(timeout=LIMIT_S)[0]
     finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+    assert started.returncode == 0, said
     return out, [json.loads((out / f"seen-{rank}.json").read_text()) for rank in "01"]
 
 

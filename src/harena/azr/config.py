@@ -94,7 +94,7 @@ class AdvantageConfig:
     """How slowly a baseline follows the rewards (rae)."""
     discount: float = 1.0
     trace: float = 1.0
-    """Of the advantage estimates (ppo)."""
+    """The λ of the advantage estimates (ppo)."""
 
     def __post_init__(self) -> None:
         for name in ("decay", "discount", "trace"):

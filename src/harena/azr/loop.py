@@ -69,7 +69,7 @@ class Proposed:
     validation: TaskValidation | None = None
     seen_before: bool = False
     share: float | None = None
-    """Of its sampled solves that were right; None when it was not measured."""
+    """Share of its sampled solves that were right; None when it was not measured."""
     reward: float = 0.0
 
     @property
@@ -224,7 +224,7 @@ class Trainer:
         return result
 
     def _references(self, kind: TaskKind) -> list[Triplet]:
-        """As many as fit into a prompt; one always does, see `_askable`."""
+        """Draw as many references as fit into a prompt; one always does, see `_askable`."""
         found = self.buffers.references(kind, self.config.buffer.references, rng=self.rng)
         while len(found) > 1 and not self._fits(prompts.render_propose(kind, found, profile=self.form)):
             found.pop()

@@ -39,7 +39,7 @@ from harena.azr.loop import Iteration, Proposed, Trainer
 from harena.azr.report import evaluate, journal
 from harena.azr.report import html as report
 from harena.azr.report.evaluate import How, ModelEvaluation
-from harena.azr.report.journal import Journal, Sink
+from harena.azr.report.journal import RunJournal, Sink
 from harena.azr.tasks import suite
 from harena.azr.tasks.kinds import FormatError, InductionTask, TaskKind
 from harena.azr.tasks.suite import Item
@@ -136,7 +136,7 @@ def working_in(folder: Path, *, then: str = "") -> abc.Generator[None]:
 
 
 def where(folder: Path) -> str:
-    """From where a run would go on, in words."""
+    """Say from where a run would continue."""
     place = checkpoint.latest(folder / CHECKPOINTS)
     return "from its beginning" if place is None else f"after iteration {int(place.name.rpartition('-')[2])}"
 
@@ -170,7 +170,7 @@ def train(
         if not resume:
             start(folder, config)
         stack.enter_context(working_in(folder))
-        log = stack.enter_context(Journal(folder, sinks=sinks))
+        log = stack.enter_context(RunJournal(folder, sinks=sinks))
         trainer = Trainer(engine, verifier, config)
         whole = Run(folder, config, engine, verifier, trainer, log, held_out_suite(config), say)
         whole.resume() if resume and whole.has_checkpoint() else whole.begin()
@@ -239,7 +239,7 @@ class Run:
     engine: Engine
     verifier: TaskVerifier
     trainer: Trainer
-    log: Journal
+    log: RunJournal
     items: list[Item]
     say: Say
 
@@ -322,7 +322,7 @@ def held_out(
 
 
 def suites_of(found: ModelEvaluation) -> dict[str, Any]:
-    """For the journal: kinds apart from grades."""
+    """Return scores for the journal, with kinds apart from grades."""
     graded = {name: score.as_json() for name, score in found.scores.items() if name.endswith(" op")}
     whole = {name: score.as_json() for name, score in found.scores.items() if name not in graded}
     return {found.suite: whole, **({found.suite + BY_OPERATIONS: graded} if graded else {})}
@@ -371,7 +371,7 @@ class Seeding:
     proposals: Counter[str] = dataclasses.field(default_factory=Counter[str])
     valid: Counter[str] = dataclasses.field(default_factory=Counter[str])
     invalid: dict[str, Counter[str]] = dataclasses.field(default_factory=dict[str, Counter[str]])
-    """By reason."""
+    """Invalid answers by reason."""
 
     def add(self, proposed: Sequence[Proposed]) -> None:
         for one in proposed:
@@ -399,7 +399,7 @@ def propose(folder: Path, config: TrainConfig, generator: Generator, *, say: Say
         verifier = stack.enter_context(TaskVerifier(config.executor.settings(), held_out=held_out_programs(config)))
         start(folder, config)
         stack.enter_context(working_in(folder, then="put that right, and collect into another --out"))
-        log = stack.enter_context(Journal(folder))
+        log = stack.enter_context(RunJournal(folder))
         # Seeding asks for nothing but completions.
         trainer = Trainer(cast("Engine", generator), verifier, config)
         log.write("propose", engine=config.engine.name, model=config.engine.model, config=configs.as_dict(config))
@@ -408,7 +408,7 @@ def propose(folder: Path, config: TrainConfig, generator: Generator, *, say: Say
         return Collected(tasks={kind: len(trainer.buffers[kind]) for kind in config.kinds}, seeding=seeding)
 
 
-def _seeded(trainer: Trainer, log: Journal, say: Say) -> Seeding:
+def _seeded(trainer: Trainer, log: RunJournal, say: Say) -> Seeding:
     """Fills the buffers, says so round by round, and writes down what became of the proposals."""
     seeding = Seeding()
 

@@ -154,7 +154,7 @@ def run_calls(
         return "error", type(error).__name__[:80]
 
 
-class Watch:
+class CpuClock:
     """Two looks at a job: after cpu_s it is asked to stop, by an exception; after as much again the process ends. The
     kernel ends it after 3 * cpu_s of code that never comes back to the interpreter. A job that caught the exception, or
     that no look came to in time, is late all the same."""
@@ -280,7 +280,7 @@ def start_again(settings: dict[str, Any]) -> None:
     os.execve(sys.executable, [sys.executable, "-s", "-S", "-B", "-c", settings["source"]], environment)
 
 
-def end_of(watch: Watch, names: dict[str, Any]) -> bool:
+def end_of(watch: CpuClock, names: dict[str, Any]) -> bool:
     """Cleans up in the job's own time; whether that was over."""
     try:
         names.clear()  # its function and its names hold each other
@@ -304,7 +304,7 @@ def main() -> None:
     sys.setrecursionlimit(sys.getrecursionlimit() + settings["deeper"])
     if settings["elsewhere"]:
         go_elsewhere(out)
-    watch = Watch(settings["cpu_s"]) if settings["cpu_s"] else None
+    watch = CpuClock(settings["cpu_s"]) if settings["cpu_s"] else None
     is_full = measure() if watch else None
     write, dumps, pack, length, max_chars = os.write, json.dumps, struct.Struct("<I").pack, len, settings["max_chars"]
     loads, run_job = json.loads, run

@@ -29,7 +29,8 @@ from typing import Any, cast
 
 from harena.azr.config import ExecutorConfig
 from harena.errors import SpecError
-from harena.sandbox.pool import IN_FLIGHT, SandboxPool
+from harena.sandbox.batch import IN_FLIGHT
+from harena.sandbox.pool import SandboxPool
 from harena.sandbox.spec import MB, Limits, Result, Spec, Verdict
 
 BUNDLE = 64
@@ -39,7 +40,7 @@ STRAGGLERS = 32
 could not bear it if each of them held all the memory that it may; but not fewer than LEAST_STRAGGLERS."""
 LEAST_STRAGGLERS = 4
 MEMORY_SHARE = 0.75
-"""Of the host's memory, for programs that hang."""
+"""Share of the host's memory for programs that hang."""
 PRELOAD = ("json", "signal", "warnings")
 BATCHES = 4
 """Batches that run side by side, so that one with programs that hang does not hold back those behind it."""
@@ -97,14 +98,14 @@ class ProgramOutcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     wall_s: float = _USUAL.wall_s
-    """For a job that is alone, by the clock on the wall: many that hang then end together, after one such time."""
+    """Wall time of a job that is alone: many that hang then end together, after this time."""
     cpu_s: float = _USUAL.cpu_s
     """Processor time for a job in a shared process; in CPython some million steps."""
     patient: bool = _USUAL.patient
     """Whether what is too slow for a shared process is run again, alone, for wall_s. False: it is too slow."""
     memory_mb: int = _USUAL.memory_mb
     max_chars: int = _USUAL.output_chars
-    """Of one output."""
+    """Characters of one output."""
     share: bool = _USUAL.share
     """False: plain programs do not share processes either. Slower, and one assumption fewer."""
 
@@ -235,12 +236,12 @@ class _Side:
         return [self.run(jobs, seed) for seed in seeds]
 
     def _again(self, indices: Sequence[int], outcomes: dict[int, ProgramOutcome]) -> list[int]:
-        """Of jobs that shared a process: those whose outcome that process may have a part in."""
+        """Return those of the jobs that shared a process whose outcome that process may have influenced."""
         doubted = {ProgramStatus.MEMORY, ProgramStatus.TIME} if self._bounds.patient else {ProgramStatus.MEMORY}
         return [index for index in indices if outcomes[index].status in doubted]
 
     def _culprit(self, indices: list[int], result: Result, outcomes: dict[int, ProgramOutcome]) -> list[int]:
-        """Of the job, if there is one, that ended the process it shared: whether it gets one of its own."""
+        """Return the job that ended the process it shared, if it is to get its own process."""
         stopped = result.exit_code == _SLOW_EXIT or result.signal == signal.SIGVTALRM
         if self._bounds.patient or not stopped:
             return indices
@@ -336,7 +337,7 @@ def _cores() -> int:
 
 
 def _outcome_of(result: Result) -> ProgramOutcome:
-    """Of a job that left no frame."""
+    """Return the outcome of a job that left no frame."""
     known = {
         Verdict.TIME: ProgramStatus.TIME,
         Verdict.MEMORY: ProgramStatus.MEMORY,

@@ -81,7 +81,7 @@ def nodes_of(tree: ast.AST) -> list[ast.AST]:
 
 
 def is_plain(nodes: Sequence[ast.AST]) -> bool:
-    """Of the nodes of a tree that was parsed from source, not one that was put together."""
+    """Check the nodes of a tree that was parsed from source, not one that was put together."""
     modules: set[str] = set()
     bound: set[str] = set()
     names: list[ast.Name] = []

@@ -49,7 +49,7 @@ FORBIDDEN = frozenset(_FORBIDDEN_NAMES.split())
 PIECE = 192
 """Proposals that are looked at before their boxes start: the next ones are looked at meanwhile."""
 HASH_SEEDS = (1, 2, 3, 4, 5, 6)
-"""For programs that may meet a set: six more orders."""
+"""Seeds for programs that may meet a set: six more orders."""
 
 
 class TaskVerdict(enum.StrEnum):
@@ -69,7 +69,7 @@ class TaskVerdict(enum.StrEnum):
     """An output that is no literal."""
     NONDETERMINISTIC = "nondeterministic"
     WRONG = "wrong"
-    """Of an answer: everything went well, and it is not the right one."""
+    """The answer ran without a fault and is not the right one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +314,7 @@ def _is_plain(program: str) -> bool:
 
 
 def _is_repeated(inputs: Sequence[tuple[Value, ...]], shown: Sequence[str]) -> bool:
-    """By value: dicts that differ in nothing but their order have two texts."""
+    """Compare inputs by value: dicts that differ in nothing but their order have two texts."""
     if len(set(shown)) != len(shown):
         return True
     with_dicts = [given for given, text in zip(inputs, shown, strict=True) if "{" in text]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_TEXT_CHARS = 1 << 20
-"""Of one completion: many times what the tokens that are ever asked for can hold."""
+"""Largest completion: many times what the tokens that are ever asked for can hold."""
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 PAUSE_S = 0.5
 """Before the first retry; twice as long before each further one."""
@@ -53,7 +53,7 @@ SAME_CHARS, SAME_TIMES, SAME_PROMPTS = 20, 16, 3
 sampled at a temperature of WARM or more."""
 WARM = 0.7
 LARGEST = 1e30
-"""Of a log probability, by its size: what is beyond is no number."""
+"""Largest size of a log probability; what is beyond is not a number."""
 
 
 class ServerError(TrainingError):
@@ -80,7 +80,7 @@ class ServerSettings:
     """Requests at once; batching is the server's."""
     retries: int = 4
     timeout_s: float = 300.0
-    """For one answer, from the question to its last byte; to connect takes another one at most."""
+    """Seconds from the question to the last byte of the answer; connecting may take as long again."""
     logprobs: bool = False
     """Ask for the log probabilities of sampled tokens (completions only). Evaluating and proposing need none."""
     token_ids: bool = False
@@ -349,7 +349,7 @@ def _ids(value: object) -> tuple[int, ...]:
 
 
 def _logprobs(value: Mapping[str, Any]) -> tuple[float, ...]:
-    """In either form: a list of numbers, or, as llama.cpp has it, one object for each token."""
+    """Read log probabilities in either form: a list of numbers, or, from llama.cpp, one object for each token."""
     numbers = _list(value.get("token_logprobs")) or [
         _mapping(one).get("logprob") for one in _list(value.get("content"))
     ]

@@ -50,7 +50,7 @@ class Completion:
     logprobs: tuple[float, ...]
     """One for each of `ids`."""
     text: str
-    """Without the stop string."""
+    """The text without the stop string."""
     finished: bool
     """False when `max_new` cut it short."""
     entropy: float = 0.0
@@ -87,7 +87,7 @@ class Rollout:
     kind: TaskKind
     reward: float
     advantage: float | tuple[float, ...]
-    """For the whole completion, or one for each token."""
+    """One value for the whole completion, or one for each token."""
     returns: tuple[float, ...] = ()
     """What the value head should have expected at each token (PPO); empty otherwise."""
 

@@ -59,7 +59,7 @@ class Ranks:
     # ---- orders ----
 
     def tell(self, order: object) -> None:
-        """From the first to all others, who hear it."""
+        """Send an order from the first process to all others, which `hear` it."""
         if self.count > 1:
             self._group().broadcast_object_list([order], src=0)
 
@@ -86,7 +86,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def leading(self) -> Generator[None]:
-        """For the first, while the others hear: if this fails, they are told."""
+        """Lead as the first process while the others hear. If this fails, they are told."""
         try:
             yield
         except BaseException as error:

@@ -47,10 +47,10 @@ class TorchEngine:
         self._learner: PolicyLearner | None = None
         self._max_prompt = max_prompt
         self._temperature = 1.0
-        """Of the last sampled call: what the learner compares probabilities at."""
+        """Temperature of the last sampled call, at which the learner compares probabilities."""
         self._stops: dict[tuple[str, ...], Stops] = {}
         self.totals = {"prompt_tokens": 0, "new_tokens": 0, "seconds": 0.0}
-        """Of all calls of `generate`."""
+        """Sums over all calls of `generate`."""
 
     @property
     def learner(self) -> PolicyLearner:

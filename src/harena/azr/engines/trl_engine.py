@@ -39,7 +39,7 @@ from harena.azr.errors import TrainingError
 from harena.azr.loop import Iteration, Trainer
 from harena.azr.report import html as report
 from harena.azr.report.evaluate import ModelEvaluation
-from harena.azr.report.journal import Journal, Sink
+from harena.azr.report.journal import RunJournal, Sink
 from harena.azr.run import RunOutcome, Say, silent
 from harena.azr.tasks.kinds import Role, TaskKind
 from harena.errors import SpecError
@@ -68,7 +68,7 @@ class Write:
     limits: tuple[int, ...]
     sampling: Sampling
     number: int
-    """Of this part of a call, so that its random numbers are its own."""
+    """Number of this part of a call, so that its random numbers are its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,8 +370,8 @@ def train(
     model: Any = None,
     tokenizer: Any = None,
 ) -> RunOutcome | None:
-    """As run.train; None in all processes but the first. `model` and `tokenizer`: transformers' objects, instead of
-    what config.engine.model names."""
+    """Train as run.train does; returns None in all processes but the first. `model` and `tokenizer`: transformers'
+    objects, instead of what config.engine.model names."""
     started = time.perf_counter()
     ranks = Ranks.met(cpu=_on_cpu(config))
     check(config, processes=ranks.count)
@@ -429,7 +429,7 @@ def _trainer(folder: Path, session: _Session, model: Any) -> Any:
     environment.silence_trl()
     trl, datasets, transformers = (importlib.import_module(name) for name in ("trl", "datasets", "transformers"))
 
-    class Watch(transformers.TrainerCallback):
+    class SaveCallback(transformers.TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             session.saved(f"checkpoint-{state.global_step}")
 
@@ -444,7 +444,7 @@ def _trainer(folder: Path, session: _Session, model: Any) -> Any:
         processing_class=engine.tokenizer,
         reward_funcs=[rewards_of],
         rollout_func=session.rollout,
-        callbacks=[Watch()],
+        callbacks=[SaveCallback()],
         train_dataset=datasets.Dataset.from_list([{"prompt": _row(*pair)} for pair in groups(config)]),
     )
     made.remove_callback(transformers.PrinterCallback)  # stdout is for the results
@@ -461,7 +461,7 @@ def _opened(
     if not session.resumed:
         run.start(folder, config)
     stack.enter_context(run.working_in(folder))
-    log = stack.enter_context(Journal(folder, sinks=sinks))
+    log = stack.enter_context(RunJournal(folder, sinks=sinks))
     items = run.held_out_suite(config)
     play = run.Run(folder, config, engine, verifier, Trainer(engine, verifier, config), log, items, say)
     if session.resumed:

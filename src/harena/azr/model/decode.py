@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 PLACES_STEP = 128
 MAX_VIEWS = 64
-"""Of the cache, kept to be used again: a processor looks at as many places as it must, so there are hundreds."""
+"""Views of the cache that are kept. A processor looks at as many places as it must, so there are hundreds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def measure(logits: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pick(scores: Tensor, noise: Tensor, logp: Tensor) -> tuple[Tensor, Tensor]:
-    """With exponential noise, the largest of score − log noise is a sample of softmax(scores): Gumbel's way, no sum."""
+    """Sample softmax(scores) as the largest of score − log of exponential noise: Gumbel's trick, without a sum."""
     token = (scores - noise.log()).argmax(-1)
     return token, logp.gather(-1, token[:, None])[:, 0]
 
@@ -245,7 +245,7 @@ class Decoder:
         self._take(self.model.step(s.ids[:rows], place, self._view(rows, places), self._kernels), rows, sampler)
 
     def step_shared(self, rows: int, places: int, sampler: Sampler, prompts: SharedPrompts) -> None:
-        """As `step`; `places` are those of what the rows have written themselves."""
+        """Decode as `step` does; `places` are those of what the rows have written themselves."""
         s = self.state
         place = s.count[:rows].clamp(max=places - 1)
         self._take(prompts.step(s.ids[:rows], s.at[:rows], place, self._view(rows, places)), rows, sampler)

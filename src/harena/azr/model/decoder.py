@@ -233,7 +233,7 @@ class Layer(nn.Module):
         return self.rest(x, mixed.transpose(1, 2).flatten(-2)), k, v
 
     def learn(self, x: Tensor, how: lean.LeanSequences | kernels.KernelSequences, at: Tensor | None) -> Tensor:
-        """As `forward`, on a processor: x is tokens × width, of the sequences that `how` knows. With `at`, only those
+        """Run `forward` on a processor: x is tokens × width, of the sequences that `how` knows. With `at`, only those
         tokens go on from attention."""
         eps = self.config.norm_eps
         qkv = F.linear(how.norm(x, self.before.weight, eps), self.qkv.weight, self.qkv.bias)
@@ -245,7 +245,7 @@ class Layer(nn.Module):
         return torch.addmm(x, opened, self.down.weight.t())
 
     def read(self, x: Tensor, cos: Tensor, sin: Tensor, *, is_last: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """As `forward`, on a processor and without gradients; x as in `learn`. The last layer gives only keys and
+        """Run `forward` on a processor without gradients; x as in `learn`. The last layer gives only keys and
         values."""
         qkv = F.linear(lean.norm(x, self.before.weight, self.config.norm_eps), self.qkv.weight, self.qkv.bias)
         if is_last:

@@ -30,7 +30,7 @@ except ImportError:
     triton = tl = None
 
 TOLERANCE = 2e-2
-"""Of the norm of the difference, relative: bfloat16 products land between 1e-3 and 1e-2."""
+"""Largest relative norm of the difference: bfloat16 products land between 1e-3 and 1e-2."""
 BLOCK = 64
 """Places read at a time."""
 
@@ -91,7 +91,7 @@ def _kernel(
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
-    """As `model.attend_row`; q: rows × kv heads × group × head_dim; keys and values may be views of a longer cache."""
+    """Attend as `model.attend_row`. q: rows × kv heads × group × head_dim; keys and values may be cache views."""
     rows, heads, group, dim = q.shape
     out = torch.empty((rows, heads, group, dim), device=q.device, dtype=q.dtype)
     _launch()[(rows * heads,)](

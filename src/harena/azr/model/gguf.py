@@ -23,9 +23,9 @@ from harena.errors import SpecError
 
 Array = np.ndarray[Any, Any]
 MAX_ENTRIES = 1_000_000
-"""Of any one list or table in the head of a file."""
+"""Most entries of any one list or table in the head of a file."""
 MAX_VALUES = 1 << 40
-"""Of one tensor: far above any model, and far below where products of sizes stop being sizes."""
+"""Most values of one tensor: far above any model, and far below where products of sizes stop being sizes."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
@@ -301,7 +301,8 @@ class Source:
 
 
 def sources(file: GgufFile, config: ModelConfig) -> dict[str, Source]:
-    """For every weight under transformers' name. A tied embedding is taken from its more precise copy."""
+    """Return the source of every weight under transformers' name. A tied embedding is taken from its more precise
+    copy."""
     if config.layers > len(file.entries):
         raise SpecError(f"the GGUF file claims {config.layers} blocks and has {len(file.entries)} tensors")
     is_llama = file.metadata["general.architecture"] == "llama"

@@ -90,7 +90,7 @@ def gated(gate_up: Tensor) -> Tensor:
 
 
 class KernelSequences:
-    """Of these lengths, one after the other: the kernels of a layer that learns from them or reads them."""
+    """Sequences of these lengths, one after the other, and the kernels of a layer that learns or reads them."""
 
     norm = staticmethod(norm)
     gated = staticmethod(gated)

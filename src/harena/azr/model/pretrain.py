@@ -47,9 +47,9 @@ class PretrainSettings:
     steps: int = 0
     """Optimiser steps; above 0 the clock is not looked at."""
     micro_tokens: int = 8_192
-    """Of one forward and backward pass; 65,536 on a GPU."""
+    """Tokens of one forward and backward pass; 65,536 on a GPU."""
     micro_batches: int = 2
-    """For one optimiser step."""
+    """Passes for one optimiser step."""
     learning_rate: float = 2e-3
     warmup_steps: int = 200
     weight_decay: float = 0.05

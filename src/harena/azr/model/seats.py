@@ -43,7 +43,7 @@ class SeatJob:
     logprobs: list[float] = field(default_factory=list[float])
     entropy: float = 0.0
     ended: bool = False
-    """By an end token or a stop text, not by the limit."""
+    """True if an end token or a stop text ended it, not the limit."""
 
 
 class Seats:
@@ -68,7 +68,7 @@ class Seats:
         self.on_done = on_done
         self.seats: list[SeatJob | None] = [None] * rows
         self.places = [0] * rows
-        """For each row the place that its next token is written to; the host counts along."""
+        """The place of each row's next token; the host counts along."""
 
     def go(self) -> None:
         s = self.d.state
@@ -184,7 +184,7 @@ class Seats:
         return np.flatnonzero(rows & (self.stops.closing_tokens[recent] & fresh).any(1))
 
     def _shrink(self) -> None:
-        """With nothing waiting, moves the rows still in use to the front of a smaller batch."""
+        """Move the rows still in use to the front of a smaller batch, if nothing waits."""
         used = [row for row, seat in enumerate(self.seats) if seat is not None]
         if self.waiting or not used:
             return
@@ -218,7 +218,7 @@ class SharedSeats(Seats):
         longest = max(map(len, self.prompts))
         self.shared = SharedPrompts(self.d.model, slots=self.rows, places=longest)
         self.slots = [0] * self.rows
-        """For each row the slot of its prompt."""
+        """The prompt's slot of each row."""
 
     def _advance(self, steps: int) -> None:
         pairs = list(zip(self.seats, self.places, strict=True))
@@ -251,7 +251,7 @@ class FusedSeats(Seats):
         limit = max(job.limit for job in self.waiting)
         fused.reserve(rows=self.rows, prompt_places=max(map(len, self.prompts)), own_places=limit)
         self.slots = [0] * self.rows
-        """For each row the slot of its prompt."""
+        """The prompt's slot of each row."""
 
     def _advance(self, steps: int) -> None:
         rows = self.fused.in_order(torch.tensor([row for row, job in enumerate(self.seats) if job]))

@@ -30,7 +30,7 @@ class TextCodec(Protocol):
 
 SPECIALS = ("<pad>", "<end>")
 MAX_PIECES, MAX_PIECE_BYTES = 1 << 16, 64
-"""Of a file's tokenizer: one pattern is made of all of them, as deep as the longest is long."""
+"""Limits of a file's tokenizer: one pattern is made of all pieces, as deep as the longest is long."""
 
 WORDS = (
     "def",

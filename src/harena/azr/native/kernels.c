@@ -4,7 +4,8 @@
  * threads changes no bit; nothing outside the memory described is written. The caller checks shapes and types: nothing
  * is checked here. Compiled once for each kind of processor, with vectors of its own width; widths that are no multiple
  * of a vector are padded with zeros in a thread's own memory.
- */
+ *
+ * One file: the kernels share the vector helpers above them, which the compiler puts inline. */
 
 #include <float.h>
 #include <math.h>

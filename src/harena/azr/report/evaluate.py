@@ -74,14 +74,14 @@ class How:
 class ModelEvaluation:
     suite: str
     scores: dict[str, Score]
-    """By kind or set, by grade, and of `all`."""
+    """Scores by kind or set, by grade, and of `all`."""
     k: int
     samples: int
     verdicts: dict[str, int]
-    """Of the answers: ok, wrong, format, and what the executor said."""
+    """Number of answers by verdict: ok, wrong, format, and what the executor said."""
     seconds: float
     right: dict[str, int] = field(default_factory=dict[str, int])
-    """By task: how many of its answers were right."""
+    """Number of right answers by task."""
 
     def as_json(self) -> dict[str, Any]:
         return {

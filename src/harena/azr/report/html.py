@@ -79,7 +79,7 @@ def write(folder: str | Path, output: str | Path | None = None) -> Path:
     try:
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise journal.JournalError(f"{path}: {error.strerror}") from error
+        raise journal.RunJournalError(f"{path}: {error.strerror}") from error
     return path
 
 
@@ -312,7 +312,7 @@ def _reasons(steps: Sequence[Record]) -> str:
 
 
 def _verdicts(step: Record, *roles: str) -> dict[str, float]:
-    """Of all kinds together; what was not in the form asked for was never run."""
+    """Sum verdicts over all kinds. Answers that were not in the form asked for were never run."""
     counts: dict[str, float] = {}
     for found in (_map(_map(step, role), kind) for role in roles for kind in _map(step, role)):
         verdicts = _numbers(_map(found, "verdicts"))

@@ -18,7 +18,6 @@ sample   `iteration`, a proposal as text, for a person to read
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import math
 import sys
@@ -35,7 +34,7 @@ MAX_LINE = 16 << 20
 """Characters of a line that is read back; ours are a few thousand."""
 
 
-class JournalError(TrainingError):
+class RunJournalError(TrainingError):
     """A journal cannot be read or written; the message names the file and the line."""
 
 
@@ -46,7 +45,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Journal:
+class RunJournal:
     def __init__(self, folder: str | Path, *, sinks: Sequence[Sink] = ()) -> None:
         self.path = Path(folder, NAME)
         try:
@@ -54,7 +53,7 @@ class Journal:
             cut = self.path.exists() and not _ends_with_newline(self.path)
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         except OSError as error:
-            raise JournalError(f"{self.path}: {error.strerror}") from error
+            raise RunJournalError(f"{self.path}: {error.strerror}") from error
         if cut:
             self._file.write("\n")
         self._sinks = tuple(sinks)
@@ -75,7 +74,7 @@ class Journal:
         for sink in self._sinks:
             sink.close()
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> RunJournal:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -98,9 +97,9 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
                     records = [old for old in records if not _is_beyond(old, record.get("iteration"))]
                 records.append(record)
     except OSError as error:
-        raise JournalError(f"{path}: {error.strerror}: give the --out folder of a run") from error
+        raise RunJournalError(f"{path}: {error.strerror}: give the --out folder of a run") from error
     if broken and not records:
-        raise JournalError(f"{path}: not a journal, none of its lines is a record")
+        raise RunJournalError(f"{path}: not a journal, none of its lines is a record")
     return records
 
 
@@ -158,7 +157,7 @@ class TensorBoard:
         try:
             writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         except ImportError as error:
-            raise JournalError(f"TensorBoard is not installed ({error.name}): pip install tensorboard") from error
+            raise RunJournalError(f"TensorBoard is not installed ({error.name}): pip install tensorboard") from error
         self._writer: Any = writer(str(Path(folder, "tensorboard")))
 
     def numbers(self, iteration: int, numbers: Mapping[str, float]) -> None:
@@ -180,7 +179,7 @@ class Wandb:
         try:
             wandb: Any = importlib.import_module("wandb")
         except ImportError as error:
-            raise JournalError("wandb is not installed: pip install 'harena[wandb]'") from error
+            raise RunJournalError("wandb is not installed: pip install 'harena[wandb]'") from error
         name = Path(folder).resolve().name
         Path(folder).mkdir(parents=True, exist_ok=True)  # else wandb takes another place
         known = {key: value for key, value in _QUIET.items() if key in wandb.Settings.model_fields}
@@ -195,7 +194,7 @@ class Wandb:
             )
         except wandb.Error as error:
             why = " ".join(str(error).split())
-            raise JournalError(f"Weights & Biases: {why} (WANDB_MODE=offline needs no server)") from error
+            raise RunJournalError(f"Weights & Biases: {why} (WANDB_MODE=offline needs no server)") from error
 
     def numbers(self, iteration: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=iteration)
@@ -216,10 +215,3 @@ _QUIET = {
     "x_disable_machine_info": True,
 }
 """What keeps wandb from sending more than it is given; those with x_ are its own to change."""
-
-
-def installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False

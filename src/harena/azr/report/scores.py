@@ -44,7 +44,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def score(right: Sequence[int], *, samples: int, k: int = 1, seed: int = 0) -> Score:
-    """Of tasks with so many right answers out of `samples` each."""
+    """Score tasks with this many right answers out of `samples` each."""
     if not right:
         return Score(value=math.nan, low=0.0, high=1.0, n=0)
     if samples == 1:
@@ -59,8 +59,8 @@ def wilson(right: int, n: int) -> Score:
 
 
 def bootstrap(values: np.ndarray, *, seed: int) -> Score:
-    """Of the mean, by the percentiles of resampled means. Where all values are 0, or all 1, resampling knows no doubt:
-    Wilson's interval stands in."""
+    """Bound the mean by the percentiles of resampled means. Where all values are 0, or all 1, resampling knows no
+    doubt: Wilson's interval stands in."""
     n, mean = len(values), float(values.mean())
     if values.min() == values.max() and mean in (0.0, 1.0):
         return wilson(round(mean * n), n)

@@ -44,7 +44,7 @@ class BufferEntry:
     id: str
     """The address of its content."""
     share: float | None = None
-    """Of sampled solves that were right when it was proposed."""
+    """Share of sampled solves that were right when it was proposed."""
 
 
 class Buffer:

@@ -98,7 +98,7 @@ class DocumentStream:
     longest: int = 512
     mix: Mix = field(default_factory=Mix)
     pieces: tuple[str, ...] | None = None
-    """Of the tokenizer; None: the usual ones."""
+    """Pieces of the tokenizer; None: the usual ones."""
 
     def batches(self) -> Iterator[Batch]:
         codec = ByteTokenizer(self.pieces)

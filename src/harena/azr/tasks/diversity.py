@@ -23,7 +23,7 @@ MAX_CHARS = 20_000
 """Longer texts are not parsed: a step measures hundreds of them."""
 MAX_NODES = 4_000
 MAX_DEPTH = 4
-"""Of a literal, for its type: deeper parts are `...`."""
+"""Levels of a literal that its type shows; deeper parts are `...`."""
 PAIRS = 256
 """Pairs of programs whose distance is taken when there are more: the mean is steady to about 0.02."""
 
@@ -57,7 +57,7 @@ class Diversity:
 
 
 def measure(items: Sequence[tuple[str, str, str]], *, rng: Random, pairs: int = PAIRS) -> Diversity:
-    """Of (program, input, output) texts."""
+    """Measure the diversity of (program, input, output) texts."""
     trees = [tree for program, _, _ in items if (tree := parse(program)) is not None]
     shapes = [ast_shape(tree) for tree in trees]
     return Diversity(

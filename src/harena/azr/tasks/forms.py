@@ -89,7 +89,7 @@ _FENCE = re.compile(r"```([a-z]+)[ \t]*\n(.*?)\n?```", re.DOTALL)
 
 
 def squeeze(program: str) -> str:
-    """Without empty lines, which would end a compact document. (Inside a multi-line text they are lost as well; such a
+    """Remove empty lines, which would end a compact document. (Inside a multi-line text they are lost as well; such a
     program is a poor reference, not a wrong task: tasks are checked with the program itself.)"""
     return "\n".join(line.rstrip() for line in program.splitlines() if line.strip())
 

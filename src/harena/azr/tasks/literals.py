@@ -26,7 +26,7 @@ Value: TypeAlias = Any
 MAX_CHARS = 10_000
 MAX_DEPTH = 32
 MAX_BITS = 4096
-"""Of an int: far below where Python refuses to print one."""
+"""Largest size of an int: far below where Python refuses to print one."""
 
 _quiet = threading.Lock()
 _SCALARS = frozenset({int, float, str, bytes, bool, type(None)})

@@ -4,6 +4,8 @@ Promises: a closed grammar over int, str, list, bool, tuple and dict, so every p
 by the number of operations; the same seed, the same programs; a program is held out or not by a hash of what it does,
 which neither names nor layout change, so training never sees a held-out one. Programs run here, in this process: they
 are ours. Text that a model wrote must never be handed to this module.
+
+One file: more than half of it is the list of operations.
 """
 
 from __future__ import annotations
@@ -417,7 +419,7 @@ def _attempt(rng: Random, ops: int, inputs: int, held_out: bool) -> Example | No
 
 
 def _key(forms: list[str]) -> str:
-    """Of the operations nested in one text, types and brackets left out: programs with the same syntax tree share it,
+    """Nest the operations in one text without types and brackets: programs with the same syntax tree share it,
     whatever types they were drawn for and however their operations were cut (`x % 3 == 0` is one operation or two)."""
     text = "{x}"
     for form in forms:

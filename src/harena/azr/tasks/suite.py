@@ -56,7 +56,7 @@ def _cell(kind: TaskKind, grade: int, count: int, seed: int, inputs: int) -> lis
 
 
 def digests(items: Iterable[Item]) -> frozenset[str]:
-    """Of the normalised programs."""
+    """Return digests of the normalised programs."""
     return frozenset(program_digest(item.task.program) for item in items)
 
 
