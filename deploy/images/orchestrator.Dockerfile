@@ -1,0 +1,13 @@
+# Plays one match inside of a Job, and is the image of agents that were sent as code: harena[match], without the cluster.
+#   docker build -t rl-arena-orchestrator:latest -f deploy/images/orchestrator.Dockerfile .
+ARG BASE=python:3.12-slim-bookworm
+FROM ${BASE} AS build
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
+COPY . /src
+RUN python3 -m venv /opt/harena && HARENA_REQUIRE_NATIVE=1 /opt/harena/bin/pip install --no-cache-dir '/src[match]'
+
+FROM ${BASE}
+COPY --from=build /opt/harena /opt/harena
+ENV PATH=/opt/harena/bin:$PATH PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+CMD ["python3", "-m", "harena.match.orchestrator.main"]
