@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from client_world import CARTPOLE, FIRST_FREE, LAST_FREE, LEFT, SLOW, TICTACTOE, Served
 
 from harena.api.app import create_app
 from harena.arena.arena import Arena
 from harena.arena.db.models import Scope
 from harena.arena.settings import Settings
 from harena.client import ArenaClient
+from support.client_world import CARTPOLE, FIRST_FREE, LAST_FREE, LEFT, SLOW, TICTACTOE, Served
 
 
 @pytest.fixture(scope="session")

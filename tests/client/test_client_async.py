@@ -7,11 +7,11 @@ import contextlib
 import inspect
 
 import pytest
-from client_hostile import Server, answer, stream
-from client_world import CARTPOLE, LEFT, TICTACTOE
 
 from harena.client import ArenaClient, ArenaError, AsyncArenaClient, BadAnswer, Unreachable, WaitTimeout
 from harena.client.verbs import Verbs
+from support.client_hostile import Server, answer, stream
+from support.client_world import CARTPOLE, LEFT, TICTACTOE
 
 
 def test_both_clients_have_the_same_verbs_with_the_same_arguments():

@@ -12,12 +12,12 @@ import sys
 import time
 
 import pytest
-from client_hostile import Server, answer, stream
-from client_world import CARTPOLE, LEFT, TICTACTOE
 
 from harena import cli
 from harena.client import ArenaClient
 from harena.client import cli as client_cli
+from support.client_hostile import Server, answer, stream
+from support.client_world import CARTPOLE, LEFT, TICTACTOE
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\u202e\x9b31m\r"
 
@@ -61,6 +61,8 @@ def test_submit_without_waiting_then_status_and_logs(run, write):
     code, out, _ = run("status", sent["id"], "--watch")
     assert code == 0
     assert "ranked" in out
+    code, out, _ = run("status", sent["id"][:8], "--json")
+    assert json.loads(out)["id"] == sent["id"]
     code, out, _ = run("status", sent["id"], "--json")
     found = json.loads(out)
     assert (found["state"], found["mine"], found["created_at"][-1]) == ("ranked", True, "Z")

@@ -9,11 +9,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from client_world import LEFT
 
 from harena import cli
 from harena.client import ArenaClient, AsyncArenaClient, calls
 from harena.client.verbs import Verbs
+from support.client_world import LEFT
 
 TEXT = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -11,23 +10,16 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import httpx
 import pytest
-from client_world import CARTPOLE, LEFT, Served
 
 from harena.client import gradio_app
 from harena.errors import SpecError
+from support import browser
+from support.client_world import CARTPOLE, LEFT, Served
 
 START_S = 60
-
-_file = Path(__file__).parents[1] / "match" / "browser.py"
-_spec = importlib.util.spec_from_file_location("browser_for_gradio", _file)
-assert _spec is not None
-assert _spec.loader is not None
-browser = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(browser)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +117,7 @@ def test_the_page_asks_nothing_of_anybody_else(page):
     assert not settings.get("stylesheets")
 
 
+@pytest.mark.services
 @pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
 def test_a_browser_that_shows_the_page_asks_nobody_else(page):
     with browser.started() as chromium:

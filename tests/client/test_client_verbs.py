@@ -8,10 +8,10 @@ import threading
 import zipfile
 
 import pytest
-from client_world import CARTPOLE, LEANING, LEFT, TICTACTOE
 
 from harena.client import ArenaClient, ArenaError, Unreachable, WaitTimeout
 from harena.match.replay.replay import Replay
+from support.client_world import CARTPOLE, LEANING, LEFT, TICTACTOE
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def ranked(served, tmp_path_factory):
 def test_an_arena_says_what_it_is(client):
     about = client.about()
     assert (about.anonymous_submit, about.me) == (True, None)
-    assert client.health()["status"] == "ok"
+    assert client.health()["status"] == "healthy"
     assert {environment.env_id for environment in client.environments()} >= {CARTPOLE, TICTACTOE}
 
 

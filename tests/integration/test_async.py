@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harena import AsyncSandbox, AsyncSandboxPool, BoxClosed, BoxFileNotFound, Limits, Verdict
-from harena.cli import live_boxes
+from harena.cli.host import live_boxes
 
 SLEEP: dict[str, Callable[[AsyncSandbox], Awaitable[Any]]] = {
     "exec": lambda box: box.exec(["sleep", "20"]),

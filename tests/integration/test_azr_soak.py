@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from leaks import alive, boxes_of, descendants, descriptors, keepers, leaked, resident_mb, settle, traces
+
+from support.leaks import alive, boxes_of, descendants, descriptors, keepers, leaked, resident_mb, settle, traces
 
 pytest.importorskip("torch")
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from harena import Limits, Mount, Sandbox, SandboxPool, Spec, Verdict
-from harena.backends.local import backend, bubblewrap, cgroups, plan, registry, users
+from harena.backends.local import backend
+from harena.backends.local.launch import bubblewrap, cgroups, plan, registry, users
 from harena.errors import BoxError, IsolationUnavailable
 from harena.sandbox import backend as backends
 
@@ -68,7 +69,7 @@ json.dump({"status": status.decode(), "ids": ids, "verdicts": [r.verdict.value f
 
 def python_for(user: int) -> str:
     """An interpreter that this user can run with Harena and a bubblewrap in it."""
-    check = "from harena.backends.local import bubblewrap; bubblewrap.version(bubblewrap.find())"
+    check = "from harena.backends.local.launch import bubblewrap; bubblewrap.version(bubblewrap.find())"
     for path in (sys.executable, "/usr/bin/python3"):
         try:
             subprocess.run([path, "-c", check], user=user, group=user, extra_groups=[], env=environment(), check=True)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import busy
 from harena import IsolationUnavailable, cli
-from harena.sandbox import doctor, probes
-from harena.sandbox.probes import Control, Probe, Trace
+from harena.cli import host
+from harena.sandbox import doctor
+from harena.sandbox.doctor import probes, ring, targets
+from harena.sandbox.doctor.probes import Control, Probe, Trace
 from harena.sandbox.spec import Verdict
+from support import busy
 
 WANTED = {
     "network": {"tcp", "udp", "abstract_sockets", "unix_sockets", "families", "programs", "interfaces", "meetings"},
@@ -37,13 +39,13 @@ def report() -> doctor.Report:
 
 def only(monkeypatch: pytest.MonkeyPatch, *, probe: Probe | None = None, trace: Trace | None = None) -> doctor.Report:
     """A doctor with one control, and one probe or trace."""
-    monkeypatch.setattr(doctor, "CONTROLS", probes.CONTROLS[:1])
-    monkeypatch.setattr(doctor, "PROBES", (probe,) if probe else ())
-    monkeypatch.setattr(doctor, "TRACES", (trace,) if trace else ())
+    monkeypatch.setattr(probes, "CONTROLS", probes.CONTROLS[:1])
+    monkeypatch.setattr(probes, "PROBES", (probe,) if probe else ())
+    monkeypatch.setattr(probes, "TRACES", (trace,) if trace else ())
     return doctor.run_doctor()
 
 
-def found(report: doctor.Report, name: str) -> doctor.ProbeResult:
+def found(report: doctor.Report, name: str) -> probes.ProbeResult:
     return next(result for result in report.probes if result.name == name)
 
 
@@ -70,7 +72,7 @@ def test_the_report_as_json_has_the_promised_shape(report: doctor.Report) -> Non
 
 
 def test_the_table_has_a_line_for_each_probe_and_the_sum(report: doctor.Report) -> None:
-    text = cli.doctor_text(report)
+    text = host.doctor_text(report)
     assert all(f"{'held  ' if result.held else 'FAILED'}  {result.name} " in text for result in report.probes)
     held = sum(result.held for result in report.probes)
     assert text.splitlines()[-1].startswith(f"{held} of {len(report.probes)} held")
@@ -85,10 +87,10 @@ def test_it_takes_less_than_eight_seconds() -> None:
 
 @pytest.mark.serial  # it counts what is there on the machine
 def test_it_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts: list[doctor.Host] = []
+    hosts: list[targets.Host] = []
 
-    class Seen(doctor.Host):
-        def __enter__(self) -> doctor.Host:
+    class Seen(targets.Host):
+        def __enter__(self) -> targets.Host:
             hosts.append(self)
             return super().__enter__()
 
@@ -105,7 +107,7 @@ def test_it_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_boxes() -> list[str]:
-    return [box["id"] for box in cli.live_boxes() if box["owner"] == os.getpid()]
+    return [box["id"] for box in host.live_boxes() if box["owner"] == os.getpid()]
 
 
 # ---- a broken box would be seen ----
@@ -141,14 +143,14 @@ def test_an_escape_is_seen_on_every_way(way: str, monkeypatch: pytest.MonkeyPatc
 
 def test_a_limit_that_does_not_hold_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = next(probe for probe in probes.PROBES if probe.name == "limits.output")
-    monkeypatch.setattr(doctor, "TIGHT", {**probes.TIGHT, "output_bytes": 1 << 23})
+    monkeypatch.setattr(probes, "TIGHT", {**probes.TIGHT, "output_bytes": 1 << 23})
     report = only(monkeypatch, probe=probe)
     assert "4 MiB of output" in found(report, "limits.output").detail
 
 
 def test_a_listener_that_was_reached_is_seen_whatever_the_guest_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Touched(doctor.Host):
-        def __enter__(self) -> doctor.Host:
+    class Touched(targets.Host):
+        def __enter__(self) -> targets.Host:
             host = super().__enter__()
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(f"\0{self.mark}.stream")
@@ -161,7 +163,7 @@ def test_a_listener_that_was_reached_is_seen_whatever_the_guest_says(monkeypatch
 
 
 def test_a_target_that_the_host_cannot_reach_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Deaf(doctor.Host):
+    class Deaf(targets.Host):
         def _reach(self, name: str) -> str:
             return "" if name != "tcp" else "the host cannot reach it either"
 
@@ -171,10 +173,10 @@ def test_a_target_that_the_host_cannot_reach_proves_nothing(monkeypatch: pytest.
 
 
 def test_a_changed_file_or_an_ended_process_of_the_host_is_seen() -> None:
-    with doctor.Host() as host:
+    with targets.Host() as host:
         assert host.unreachable == {}
         held = [
-            doctor.ProbeResult(name=name, held=True, detail="") for name in ("files.read_host", "processes.signals")
+            probes.ProbeResult(name=name, held=True, detail="") for name in ("files.read_host", "processes.signals")
         ]
         assert all(host.reviewed(result).held for result in held)
         host.secrets[0].write_text("changed")
@@ -191,14 +193,14 @@ def test_a_trace_that_the_next_program_finds_is_seen(monkeypatch: pytest.MonkeyP
 
 
 def test_a_box_that_does_not_work_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PROBES", ())
-    monkeypatch.setattr(doctor, "TRACES", ())
-    monkeypatch.setattr(doctor, "CONTROLS", (Control(name="works.x", source="print(1)", answer="2"),))
+    monkeypatch.setattr(probes, "PROBES", ())
+    monkeypatch.setattr(probes, "TRACES", ())
+    monkeypatch.setattr(probes, "CONTROLS", (Control(name="works.x", source="print(1)", answer="2"),))
     assert not found(doctor.run_doctor(), "works.x").held
 
 
 def test_a_box_that_hangs_does_not_hold_the_doctor_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "BUDGET_S", 0)
+    monkeypatch.setattr(ring, "BUDGET_S", 0)
     report = doctor.run_doctor()
     assert not any(result.held for result in report.probes)
     assert found(report, "works.compute").detail.startswith("not run")
@@ -246,4 +248,4 @@ def test_no_probe_names_an_address_beyond_this_machine() -> None:
 
 
 def test_what_a_guest_wrote_is_shown_without_control_characters() -> None:
-    assert doctor.printable("a\x1b]52;c;x\x07b\nc") == "a ]52;c;x b c"
+    assert ring.printable("a\x1b]52;c;x\x07b\nc") == "a ]52;c;x b c"

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from leaks import new_marker, settle, with_marker
 
-import busy
 from harena import Limits, Sandbox, SandboxPool, Verdict
 from harena.backends.local import wire
+from support import busy
+from support.leaks import new_marker, settle, with_marker
 
 
 @pytest.fixture(scope="module")

@@ -24,13 +24,15 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from leaks import descriptors, leaked, settle
 
 from harena import BoxFileError, BoxLost, HarenaError, Limits, Result, Sandbox, SandboxPool, Spec, Verdict, WireError
 from harena.backends.local import wire
 from harena.backends.local.box import Lineage, LocalBox
 from harena.backends.local.channel import Channel
 from harena.sandbox import backend
+from harena.sandbox.spec import WORKSPACE
+from support import leaks
+from support.leaks import descriptors, leaked, settle
 
 pytestmark = pytest.mark.timeout(30)  # what waits for a guest that says nothing more waits for ever
 
@@ -126,11 +128,15 @@ class Guest:
     def __init__(self, control: Play = honest, server: Play = honest_server) -> None:
         self.id = f"fake{next(_numbers)}"
         self.env: dict[str, str] = {}
+        self.isolation, self.cwd, self.ids, self.image = "full", WORKSPACE, "", None
         self._plays = {"control": control, "server": server}
         self._threads: list[threading.Thread] = []
         self.served: list[Request] = []
         self.init = self._channel(takes_fds=True)
-        self.python = self._channel(takes_fds=False)
+        self.python = self.runner = self._channel(takes_fds=False)
+
+    def loops(self) -> list[Channel]:
+        return [self.init, self.python]
 
     def _channel(self, *, takes_fds: bool) -> Channel:
         ours, theirs = socket.socketpair()
@@ -363,8 +369,9 @@ def box_that_hands_over(count: int) -> Iterator[Sandbox]:
                 while (request := receive(sock)) is not None:
                     for fd in request.fds:
                         os.close(fd)
-                    started = wire.frame(wire.Op.STARTED, request.id)
-                    send_with_descriptors(sock, started if request.op == wire.Op.SPAWN else honest(request), count)
+                    started = wire.frame(wire.Op.STARTED, request.id, nfds=1)
+                    asked = request.op in (wire.Op.SPAWN, wire.Op.SOCKET)
+                    send_with_descriptors(sock, started if asked else honest(request), count)
 
     with guests(Generous), Sandbox(backend="hostile") as box:
         yield box
@@ -385,6 +392,15 @@ def test_terminal_that_is_none_hurts_nobody() -> None:
         with contextlib.suppress(OSError):
             process.resize(10, 10)
         assert process.stdout.read(timeout_s=10) == b""
+
+
+def test_socket_that_is_none_is_refused_and_closed() -> None:
+    with box_that_hands_over(1) as box:
+        before = leaks.descriptors()
+        for _ in range(3):
+            with pytest.raises(WireError, match="something else than a socket"):
+                box.connect(80)
+        assert not leaks.leaked(before)
 
 
 def test_flood_of_answers_to_one_request_does_not_fill_the_hosts_memory() -> None:

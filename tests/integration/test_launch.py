@@ -13,6 +13,7 @@ import pytest
 
 from harena import Sandbox, Spec
 from harena.backends.local import backend, wire
+from support.leaks import descendants
 
 NEWUSER, NEWNS = 0x10000000, 0x20000
 BOX = """
@@ -146,8 +147,26 @@ def test_host_that_cannot_hold_a_box_is_told_why(spoil: str) -> None:
 @pytest.mark.root
 def test_host_without_proc_sweeps_no_live_box() -> None:
     with Sandbox(Spec(workspace_mb=8)) as box:
-        sweep = "from harena.backends.local import registry; print(registry.sweep())"
+        sweep = "from harena.backends.local.launch import registry; print(registry.sweep())"
         script = f"mount -t tmpfs tmpfs /proc && exec {sys.executable} -c '{sweep}'"
         done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
         assert done.stdout == "0\n", done.stderr
         assert box.call("def f():\n    return 1", "f").value == 1
+
+
+def turn_ns(pid: int | str) -> int:
+    """How long a turn of the process on the processor is."""
+    lines = Path(f"/proc/{pid}/sched").read_text().splitlines()
+    return next((int(line.split()[-1]) for line in lines if line.startswith("se.slice")), 0)
+
+
+def test_the_box_s_server_takes_short_turns_on_the_processor_and_its_guests_usual_ones():
+    if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) < (6, 12) or not turn_ns("self"):
+        pytest.skip("host: turns cannot be shortened before Linux 6.12, or are not shown")
+    others = {pid for pid, _ in descendants(os.getpid())}  # other tests of this process may have kept boxes
+    with Sandbox() as box:
+        box.run("1")
+        turns = {pid: turn_ns(pid) for pid, _ in descendants(os.getpid()) if pid not in others}
+        shown = box.exec(["grep", "se.slice", "/proc/self/sched"]).stdout.split()
+    assert sum(turn < turn_ns("self") for turn in turns.values()) == 2, "its init and its warm interpreter"
+    assert int(shown[-1]) == turn_ns("self")

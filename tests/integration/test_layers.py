@@ -11,18 +11,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mutants
 import pytest
-from layers import GUEST, LAYERS, NO_LAYER, PROTECTIVE, Layer
 
-from harena.backends.local import backend, bubblewrap, cgroups, plan, seccomp, syscalls
+from harena import Spec
+from harena.backends.local import backend
 from harena.backends.local import box as local_box
+from harena.backends.local.launch import bubblewrap, cgroups, plan
+from harena.backends.local.policy import seccomp, syscalls
+from harena.images import ImageStore
 from harena.sandbox import backend as backends
-from harena.sandbox import doctor, probes
+from harena.sandbox import doctor
+from harena.sandbox.doctor import probes
+from support import mutants
+from support.layers import GUEST, IMAGE_LAYERS, LAYERS, NO_LAYER, PROTECTIVE, Layer
+from support.roots import python_entries, write_tar
 
-NATIVE = [pytest.param(layer, id=layer.name) for layer in LAYERS if layer.native]
+NATIVE = [
+    pytest.param(layer, id=layer.name, marks=[pytest.mark.thorough] if number % 6 else [])
+    for number, layer in enumerate(layer for layer in LAYERS if layer.native)
+]
 BUBBLEWRAP = [
-    pytest.param(layer, id=layer.name, marks=[pytest.mark.soak] if number % 3 else [])
+    pytest.param(layer, id=layer.name, marks=[pytest.mark.soak] if number % 3 else [pytest.mark.thorough])
     for number, layer in enumerate(layer for layer in LAYERS if layer.bubblewrap)
 ]
 
@@ -40,15 +49,15 @@ def _forget() -> None:
         cached.cache_clear()
 
 
-def diagnose(monkeypatch: pytest.MonkeyPatch, *names: str) -> doctor.Report:
+def diagnose(monkeypatch: pytest.MonkeyPatch, *names: str, image: str | None = None) -> doctor.Report:
     """The doctor's word after the first control and the named steps."""
     whole = doctor.Ring._plan  # pyright: ignore[reportPrivateUsage]
     kept = {probes.CONTROLS[0].name, *names}
     monkeypatch.setattr(doctor.Ring, "_plan", lambda ring: [step for step in whole(ring) if step[0] in kept])
-    return doctor.run_doctor()
+    return doctor.run_doctor(image=image)
 
 
-def check(monkeypatch: pytest.MonkeyPatch, layer: Layer) -> None:
+def check(monkeypatch: pytest.MonkeyPatch, layer: Layer, image: str | None = None) -> None:
     if layer.cgroups is True and not cgroups.find().version:
         pytest.skip("host: no cgroups to write")
     if layer.cgroups is False:
@@ -58,7 +67,7 @@ def check(monkeypatch: pytest.MonkeyPatch, layer: Layer) -> None:
         pytest.skip("host: not root")
     if layer.grace_s is not None:
         monkeypatch.setattr(local_box, "GRACE_S", layer.grace_s)
-    report = diagnose(monkeypatch, *layer.seen_by)
+    report = diagnose(monkeypatch, *layer.seen_by, image=image)
     works, *results = report.probes or (None,)
     if layer.refused and (report.missing or (works and not works.held)):
         return
@@ -85,9 +94,9 @@ def again(layer: Layer, launcher: str) -> None:
     """The same in a process that was started in another way."""
     if subprocess.run([*layer.run_as, "true"], capture_output=True).returncode:
         pytest.skip(f"host: cannot {' '.join(layer.run_as)}")
-    code = f"import test_layers; test_layers.alone({layer.name!r}, {launcher!r})"
+    code = f"from integration import test_layers; test_layers.alone({layer.name!r}, {launcher!r})"
     command = [*layer.run_as, sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
@@ -144,7 +153,7 @@ def test_every_protective_word_of_the_sources_is_in_a_layer() -> None:
     """A new one needs a layer, with a probe that notices when it is gone; or a reason why it is none."""
     texts = mutants.sources()
     taken: set[tuple[str, int]] = set()
-    for edit in (edit for layer in LAYERS for edit in layer.native):
+    for edit in (edit for layer in (*LAYERS, *IMAGE_LAYERS) for edit in layer.native):
         for match in re.finditer(edit.old, texts[edit.file]):
             kept = Counter(PROTECTIVE.findall(match.expand(edit.new)))
             for word in PROTECTIVE.finditer(texts[edit.file], *match.span()):
@@ -184,7 +193,7 @@ def test_every_rule_of_the_filter_has_a_probe(monkeypatch: pytest.MonkeyPatch) -
     everything = dict.fromkeys(syscalls.NUMBERS[os.uname().machine], seccomp.ALLOW)
     monkeypatch.setattr(seccomp, "policy", lambda *args, **kwargs: everything)
     said: dict[str, str] = {}
-    with doctor.Host() as host, doctor.Ring("local", host, found) as ring:
+    with doctor.Host() as host, doctor.Ring("local", Spec(workspace_mb=16), host, found) as ring:
         for name in ("kernel.refused_calls", "kernel.refused_arguments", "network.families", "kernel.user_namespaces"):
             probe = next(probe for probe in probes.PROBES if probe.name == name)
             source = ring._source(probes.MAP, f"{probe.source}\nfinish()\n")  # pyright: ignore[reportPrivateUsage]
@@ -251,3 +260,38 @@ def test_the_environment_of_the_host_in_a_box_is_noticed(monkeypatch: pytest.Mon
     whole = plan.environment
     monkeypatch.setattr(plan, "environment", lambda *args: {**os.environ, **whole(*args)})
     assert not diagnose(monkeypatch, "inherited.environment").ok
+
+
+# ---- boxes from images ----
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("images")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HARENA_IMAGES", str(folder / "store"))
+        tar = write_tar(folder / "root.tar", python_entries())
+        yield ImageStore.default().import_file(tar, name="python:1", is_root=True)[0].reference
+
+
+@pytest.mark.services
+def test_every_probe_holds_in_an_image(image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {name for layer in IMAGE_LAYERS for name in layer.seen_by}
+    report = diagnose(monkeypatch, *names, image=image)
+    assert report.ok, [probe for probe in report.probes if not probe.held]
+    assert len(report.probes) == len(names) + 1
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    "layer",
+    [
+        pytest.param(layer, id=layer.name, marks=[pytest.mark.thorough] if number % 4 else [])
+        for number, layer in enumerate(IMAGE_LAYERS)
+    ],
+)
+def test_a_box_from_an_image_without_this_layer_is_noticed(
+    layer: Layer, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_native(monkeypatch, layer)
+    check(monkeypatch, layer, image)

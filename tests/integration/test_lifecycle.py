@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from leaks import alive, boxes_of, descendants, descriptors, keepers, leaked, new_marker, settle, traces, with_marker
 
 from harena import (
     BoxClosed,
@@ -30,6 +29,18 @@ from harena import (
     StartTimeout,
 )
 from harena.backends.local import backend as local
+from support.leaks import (
+    alive,
+    boxes_of,
+    descendants,
+    descriptors,
+    keepers,
+    leaked,
+    new_marker,
+    settle,
+    traces,
+    with_marker,
+)
 
 # ---- the host process dies ----
 

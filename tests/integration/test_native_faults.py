@@ -7,25 +7,38 @@ when the box is closed. A sample is taken with a fixed seed; `make soak` takes e
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import os
 import random
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import inject
-import leaks
 import pytest
 
-from harena import BoxLost, HarenaError, IsolationUnavailable, Limits, Result, Sandbox, SandboxPool, Spec, Verdict
+from harena import (
+    BoxLost,
+    HarenaError,
+    IsolationUnavailable,
+    Limits,
+    Network,
+    Result,
+    Sandbox,
+    SandboxPool,
+    Spec,
+    Verdict,
+)
 from harena.backends.local import backend, channel
 from harena.backends.local import box as local_box
-from harena.sandbox import probes
+from harena.network import loop
+from harena.sandbox.doctor import probes
+from support import inject, leaks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(1800)]
 
 ERRORS = (errno.EPERM, errno.ENOMEM, errno.EMFILE)
 SAMPLE = 12
@@ -55,7 +68,8 @@ LOOKS[probes.MAP] = LOOKS[probes.EXEC]
 
 def look(way: str, extra: str = "") -> str:
     """Python for a guest that says `denied` when it has every layer."""
-    target = {"landlock": backend.landlock_abi(), "rlimits": probes.RLIMITS, "way": way, "mark": "none"}
+    target = {"landlock": backend.landlock_abi(), "rlimits": probes.RLIMITS, "way": way, "mark": "none", "image": ""}
+    target |= {"restricted": False, "shared_user": False}
     parts = [next(probe.source for probe in probes.PROBES if probe.name == name) for name in LOOKS[way]]
     parts = [part.replace('"/dev/shm") or kind', f'"/dev/shm", "{inject.FOLDER}") or kind') for part in parts]
     filtered = 'check("no filter", status("Seccomp") == "2")'
@@ -133,6 +147,18 @@ def mapped(spec: Spec, stack: ExitStack) -> None:
         judge(result, probes.MAP)
 
 
+def networked(spec: Spec, stack: ExitStack) -> None:
+    network = Network(allow=["a.example:80"])
+    box = stack.enter_context(Sandbox(dataclasses.replace(spec, network=network), limits=LIMITS))
+    box.set_network(None)
+    box.set_network(network)
+    box.run("x = 1")
+    for one in (box, stack.enter_context(box.fork()[0])):
+        with suppress(ConnectionRefusedError):
+            one.connect(9).close()
+        judge(one.run("import socket; print('denied', socket.gethostbyname('a.example'))"), "network")
+
+
 def sound(box: Sandbox) -> None:
     command(box)
     interpreter(box)
@@ -145,6 +171,7 @@ PHASES = {
     "interpreter": Phase(new_box, lambda box, stack: interpreter(box), sound),
     "fork": Phase(live_box, forked, sound),
     "programs": Phase(lambda spec, stack: spec, mapped),
+    "network": Phase(lambda spec, stack: spec, networked),
 }
 
 
@@ -188,6 +215,7 @@ def test_a_failing_call_opens_no_door_and_leaves_nothing(
     name: str, everything: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_box, "GRACE_S", 8.0)
+    loop.shared()  # its descriptors stay
     wrong: list[str] = []
     with inject.boxes(monkeypatch) as (spec, calls):
         what, count = attempt(PHASES[name], spec, calls, 0)
@@ -230,3 +258,14 @@ def test_a_fork_that_cannot_be_set_up_is_an_error_of_the_platform(call: str, mon
         assert calls.stop()
         with box.fork()[0] as fork:
             assert fork.run("print(x)").stdout == b"1\n"
+
+
+@pytest.mark.parametrize("way", ["command", "interpreter"])
+def test_a_box_that_cannot_ask_for_landlock_s_version_runs_nothing_without_it(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inject.boxes(monkeypatch) as (spec, calls), Sandbox(spec, limits=LIMITS) as box:
+        calls.fail_first("confine.c:* SYS_landlock_create_ruleset", errno.ENOMEM)
+        with contextlib.suppress(BoxLost):
+            command(box) if way == "command" else interpreter(box)
+        assert calls.stop()

@@ -19,13 +19,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import sanitized
 
 from harena import BoxLost, HarenaError, Limits, Sandbox, SandboxPool
 from harena.backends.local import backend, interpreter, wire
 from harena.backends.local import box as local_box
+from support import sanitized
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(600)]
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.soak] if seed else []) for seed in range(20)]
 LIMITS = Limits(memory_mb=1000, wall_s=10, processes=20)
@@ -195,7 +195,7 @@ def test_frames_of_a_broken_host_break_no_memory(serves: str, seed: int, monkeyp
     with sanitized.boxes(monkeypatch) as spec:
         sent = 0
         while sent < FRAMES:
-            box = backend.Enclosure(spec, start_s=60)
+            box = backend.NamespaceEnclosure(spec, start_s=60)
             try:
                 channel = box.python if serves == "zygote" else box.init
                 sent += converse(Line(channel.exclusive), chance, min(72, FRAMES - sent), python=serves == "zygote")
@@ -206,7 +206,7 @@ def test_frames_of_a_broken_host_break_no_memory(serves: str, seed: int, monkeyp
 @pytest.mark.parametrize("view", [256, 2**31, 2**32 - 1])
 def test_a_view_that_cannot_be_is_refused(view: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with sanitized.boxes(monkeypatch) as spec:
-        box = backend.Enclosure(spec, start_s=60)
+        box = backend.NamespaceEnclosure(spec, start_s=60)
         try:
             chance = random.Random(0)
             wanted = dataclasses.replace(spawn(chance, python=False), kind=wire.Kind.EXEC, argv=(b"true",), view=view)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from harena import BoxLost, Limits, Result, SandboxPool, Spec, SpecError, Verdict
-from harena.sandbox.pool import _Batch  # pyright: ignore[reportPrivateUsage]
+from harena.sandbox.batch import PoolBatch
+from support.leaks import settle
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +73,13 @@ def test_progress_that_raises_ends_the_call_and_not_the_pool(pool: SandboxPool) 
 
 
 def test_a_result_that_is_missing_does_not_shift_the_others(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    settle = _Batch._settle  # pyright: ignore[reportPrivateUsage]
+    settle = PoolBatch._settle  # pyright: ignore[reportPrivateUsage]
 
-    def lose(self: _Batch, index: int, result: Result) -> None:
+    def lose(self: PoolBatch, index: int, result: Result) -> None:
         settle(self, index, result)
         self._results[0] = None  # pyright: ignore[reportPrivateUsage]
 
-    monkeypatch.setattr(_Batch, "_settle", lose)
+    monkeypatch.setattr(PoolBatch, "_settle", lose)
     with pytest.raises(BoxLost, match="program 0 was lost"):
         pool.map(["print(1)", "print(2)"])
 
@@ -280,3 +282,15 @@ def test_determinism_can_be_checked_by_a_small_pool() -> None:
     with SandboxPool(warm=1, max_live=2) as pool:
         assert pool.check_deterministic("print(1)").deterministic
         assert not pool.check_deterministic("print(hash('text'))").deterministic
+
+
+def test_pool_that_is_made_smaller_keeps_no_box_that_was_being_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    with SandboxPool(warm=1, max_live=4) as pool:
+        make = pool._make_warm
+        monkeypatch.setattr(pool, "_make_warm", lambda: make() if go.wait(60) else None)
+        with pool.lease():  # starts to create another one
+            pool.resize(0)
+            go.set()
+            assert settle(lambda: pool._refills, 0, within_s=60) == 0
+            assert pool.ready == ()

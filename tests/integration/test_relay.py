@@ -6,10 +6,9 @@ import gc
 import os
 from pathlib import Path
 
-from leaks import settle
-
 from harena import SandboxPool
 from harena.sandbox import backend
+from support.leaks import settle
 
 
 def nodes() -> list[int]:

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from leaks import alive, boxes_of, descendants, descriptors, keepers, leaked, resident_mb, settle, traces
 
 from harena import Limits, SandboxPool, Verdict
+from support.leaks import alive, boxes_of, descendants, descriptors, keepers, leaked, resident_mb, settle, traces
 
 TOTAL = int(os.environ.get("HARENA_SOAK", "20000"))
 BATCH = 500

@@ -18,9 +18,11 @@ from pathlib import Path
 
 import pytest
 
-import busy
 from harena import IsolationUnavailable, Result, Sandbox, Usage, Verdict, cli
+from harena.cli.host import live_boxes
+from harena.cli.run import exit_code
 from harena.sandbox import box as sandbox_box
+from support import busy
 
 COMMAND = [sys.executable, "-m", "harena.cli"]
 Capture = pytest.CaptureFixture[str]
@@ -46,7 +48,15 @@ def test_help_is_quick_because_it_loads_nothing_behind_it() -> None:
     source = "import sys\nfrom harena import cli\ntry: cli.main(['--help'])\nexcept SystemExit: print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True).stdout
     loaded = set(shown.splitlines()[-1].split())
-    heavy = {"asyncio", "harena.backends.local", "harena.sandbox.doctor", "harena.sandbox.aio", "harena.demo", "ctypes"}
+    heavy = {
+        "asyncio",
+        "harena.backends.local",
+        "harena.sandbox.doctor",
+        "harena.sandbox.aio",
+        "harena.cli.demo",
+        "harena.cli.run",
+        "ctypes",
+    }
     assert loaded & heavy == set()
 
 
@@ -97,7 +107,7 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
     ],
 )
 def test_each_verdict_has_an_exit_code(given: Result, code: int) -> None:
-    assert cli.exit_code(given) == code
+    assert exit_code(given) == code
 
 
 def test_every_exit_code_is_in_the_help(capsys: Capture) -> None:
@@ -213,7 +223,7 @@ def test_ctrl_c_ends_the_box_without_a_traceback() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
         assert process.communicate()[1] == b""
-    assert eventually(lambda: all(box["owner"] != process.pid for box in cli.live_boxes()))
+    assert eventually(lambda: all(box["owner"] != process.pid for box in live_boxes()))
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
@@ -349,7 +359,7 @@ def test_boxes_lists_live_boxes_with_their_owner(capsys: Capture) -> None:
         ]
         assert cli.main(["boxes"]) == 0
         assert box.id in capsys.readouterr().out
-    assert box.id not in [live["id"] for live in cli.live_boxes()]
+    assert box.id not in [live["id"] for live in live_boxes()]
 
 
 def test_the_demo_ends_well(capfd: Capture) -> None:
@@ -359,6 +369,7 @@ def test_the_demo_ends_well(capfd: Capture) -> None:
     assert all(verdict.value in shown for verdict in Verdict if verdict is not Verdict.POLICY)
 
 
-def test_version_is_the_packages(capsys: Capture) -> None:
-    assert cli.main(["version"]) == 0
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_version_is_the_packages(word: str, capsys: Capture) -> None:
+    assert cli.main([word]) == 0
     assert capsys.readouterr().out.startswith("harena 0.")

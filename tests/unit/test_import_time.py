@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-import busy
+from support import busy
 
 LIMIT_S = 0.150
 HEAVY = {"asyncio", "numpy", "ssl", "http", "urllib.request", "multiprocessing", "unittest", "sqlite3", "xml", "ctypes"}

@@ -52,6 +52,7 @@ def exited(code: int) -> int:
         (done(wstatus=exited(1), hits=MEMORY), "-", Verdict.MEMORY, 1, None),
         (done(wstatus=exited(1), hits=PROCESSES), "-", Verdict.PROCESSES, 1, None),
         (done(wstatus=exited(2), stderr=REFUSED), "-", Verdict.PROCESSES, 2, None),
+        (done(wstatus=exited(2), stderr=b"sh: 1: Cannot fork\n"), "-", Verdict.PROCESSES, 2, None),  # Debian's sh
         (done(wstatus=exited(1)), "M", Verdict.MEMORY, 1, None),
         (done(wstatus=exited(1)), "P", Verdict.PROCESSES, 1, None),
         (done(ended=wire.Ended.WALL, hits=PROCESSES), "-", Verdict.PROCESSES, None, None),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harena import Mount, Spec, SpecError
-from harena.backends.local import etc, plan
+from harena.backends.local.launch import etc, plan
 
 AGENT = Path("/agent/guest")
 ARGUMENTS = {"host": 1, "bind": 3, "tmpfs": 2, "dir": 2, "link": 2, "file": 2, "proc": 1, "ro": 1}

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harena import errors
-from harena.backends.local import callpage, seccomp, syscalls
-from harena.backends.local.seccomp import Profile
+from harena.backends.local.policy import bpf, callpage, seccomp, syscalls
+from harena.backends.local.policy.seccomp import Profile
 
 MACHINES = ("x86_64", "aarch64")
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -33,6 +33,14 @@ Instruction = tuple[int, int, int, int]
 
 every_filter = pytest.mark.parametrize(
     ("machine", "profile"), [(machine, profile) for machine in MACHINES for profile in Profile]
+)
+every_filter_by_chance = pytest.mark.parametrize(
+    ("machine", "profile"),
+    [
+        pytest.param(machine, profile, marks=[] if machine == os.uname().machine else [pytest.mark.thorough])
+        for machine in MACHINES
+        for profile in Profile
+    ],
 )
 
 
@@ -290,7 +298,7 @@ def test_every_number_is_answered_as_the_policy_says(machine: str, profile: Prof
             assert run(program, ARCH[machine], number, args) == naive(machine, profile, number, args), (number, args)
 
 
-@every_filter
+@every_filter_by_chance
 @settings(deadline=None, max_examples=400)
 @given(number=st.integers(0, 600) | st.integers(0, LOW), args=arguments)
 def test_any_call_is_answered_as_the_policy_says(machine: str, profile: Profile, number: int, args: list[int]):
@@ -322,7 +330,7 @@ def test_each_value_of_a_checked_argument_decides_as_the_policy_says(machine: st
             assert run(program, ARCH[machine], number, args) == naive(machine, profile, number, args), args
 
 
-@every_filter
+@every_filter_by_chance
 @settings(deadline=None, max_examples=400)
 @given(name=st.sampled_from(sorted({*CONDITIONAL, *BY_PROFILE})), args=arguments)
 def test_any_checked_call_decides_as_the_policy_says(machine: str, profile: Profile, name: str, args: list[int]):
@@ -404,7 +412,7 @@ ANSWER_TO_ZEROS = {SOCKET: refuse(errno.EAFNOSUPPORT), OPENAT: ALLOW}
 )
 def test_search_finds_the_action_over_any_distance(lengths: list[int], actions: list[seccomp.Action]):
     by_number = [actions[i % len(actions)] for i, length in enumerate(lengths) for _ in range(length)]
-    assembler = seccomp.Assembler()
+    assembler = bpf.Assembler()
     assembler.search(by_number)
     assembler.load(0)
     program = instructions(assembler.code())
@@ -416,7 +424,7 @@ def test_search_finds_the_action_over_any_distance(lengths: list[int], actions: 
 @pytest.mark.parametrize("between", range(245, 262))
 @pytest.mark.parametrize("nearer_first", [False, True])
 def test_jumps_reach_any_distance(between: int, nearer_first: bool):
-    assembler = seccomp.Assembler()
+    assembler = bpf.Assembler()
     allowed, checked = assembler.action(ALLOW), assembler.action(OPENAT)
     for _ in range(between):
         assembler.load(0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harena import Clocks, Limits, Mount, Result, Spec, SpecError, Usage, Verdict
+from harena import Clocks, Limits, Mount, Result, Sandbox, SandboxPool, Spec, SpecError, Usage, Verdict
 from harena.sandbox import spec
 
 
@@ -128,3 +128,16 @@ def test_paths_start_in_the_workspace_unless_absolute(path: str) -> None:
 def test_paths_that_no_kernel_takes_are_refused(path: str) -> None:
     with pytest.raises(SpecError, match="path"):
         spec.workspace_path(path)
+
+
+@pytest.mark.parametrize("make", [Sandbox, SandboxPool])
+@pytest.mark.parametrize("name", ["spec", "limits", "clocks"])
+@pytest.mark.parametrize("value", [0, 1, "", "python:3.12", {}, Usage])
+def test_an_argument_of_another_kind_is_refused_by_name(make: Any, name: str, value: Any) -> None:
+    with pytest.raises(SpecError, match=f"^{name}: expected a {name.title()}, not "):
+        make(**{name: value})
+
+
+def test_the_name_of_an_image_in_place_of_a_spec_is_answered_with_the_right_argument() -> None:
+    with pytest.raises(SpecError, match="give image=NAME"):
+        Sandbox("python:3.12")

@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 
 from harena import WireError
 from harena.backends.local import wire, wirefiles
+from harena.sandbox import strict_json
 
 REPLIES = sorted(wire.REPLIES)
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)
-frames = st.builds(wire.Frame, st.sampled_from(REPLIES), u32, st.binary(max_size=300), st.just(()), st.none())
+frames = st.builds(
+    wire.Frame, st.sampled_from(REPLIES), u32, st.binary(max_size=300), st.just(()), st.booleans(), st.none()
+)
 json_values = st.recursive(
     st.none()
     | st.booleans()
@@ -49,7 +52,7 @@ dones = st.builds(
 
 
 def encode(frame: wire.Frame) -> bytes:
-    return wire.frame(frame.op, frame.id, frame.body)
+    return wire.frame(frame.op, frame.id, frame.body, int(frame.carries))
 
 
 def encode_done(done: wire.Done) -> bytes:
@@ -196,7 +199,7 @@ def test_report_of_garbage_is_refused_or_adds_up(body: bytes) -> None:
 
 
 def test_report_of_an_unknown_end_is_refused() -> None:
-    done = wire.Done(6, 0, 0, 0, 0, 0, 0, 0, 0, b"", b"", b"")
+    done = wire.Done(7, 0, 0, 0, 0, 0, 0, 0, 0, b"", b"", b"")
     with pytest.raises(WireError, match="add up"):
         wire.parse_done(encode_done(done))
 
@@ -308,8 +311,8 @@ def test_answer_with_too_much_json_is_refused() -> None:
 def test_json_of_too_many_items_or_levels_is_refused_before_any_is_made(text: bytes) -> None:
     tracemalloc.start()
     try:
-        with pytest.raises(wire.ValueTooLarge):
-            wire.parse_json(text)
+        with pytest.raises(strict_json.ValueTooLarge):
+            strict_json.parse_json(text)
         assert tracemalloc.get_traced_memory()[1] < 200_000_000  # pieces between strings
     finally:
         tracemalloc.stop()
@@ -317,11 +320,11 @@ def test_json_of_too_many_items_or_levels_is_refused_before_any_is_made(text: by
 
 def test_what_a_string_holds_is_no_item_and_no_level() -> None:
     for text in (",:" * 1_000_000, "[" * 1000, '\\"[{' * 1000, '"' * 1000 + ",[" * 1_000_000):
-        assert wire.parse_json(json.dumps([text, text]).encode()) == [text, text]
+        assert strict_json.parse_json(json.dumps([text, text]).encode()) == [text, text]
     deep: list[Any] = []
-    for _ in range(wire.MAX_DEPTH - 1):
+    for _ in range(strict_json.MAX_DEPTH - 1):
         deep = [deep]
-    assert wire.parse_json(json.dumps(deep).encode()) == deep
+    assert strict_json.parse_json(json.dumps(deep).encode()) == deep
 
 
 def test_output_beyond_what_was_allowed_is_refused() -> None:
@@ -336,13 +339,13 @@ def test_output_beyond_what_was_allowed_is_refused() -> None:
 
 @given(json_values)
 def test_json_is_read_as_the_standard_library_wrote_it(value: Any) -> None:
-    assert wire.parse_json(json.dumps(value).encode()) == value
+    assert strict_json.parse_json(json.dumps(value).encode()) == value
 
 
 @given(st.text(alphabet='[]{}:,"-0123456789.eE \\ntrfalsuNIiy', max_size=60))
 def test_json_like_text_is_refused_or_plain_data(text: str) -> None:
     try:
-        value = wire.parse_json(text.encode())
+        value = strict_json.parse_json(text.encode())
     except WireError:
         return
     assert not has_nan(value)
@@ -359,7 +362,7 @@ def has_nan(value: Any) -> bool:
 def test_number_too_large_for_a_float_is_refused() -> None:
     """Otherwise it would become the infinity that strict JSON does not have."""
     with pytest.raises(WireError):
-        wire.parse_json(b'{"a": 1e999}')
+        strict_json.parse_json(b'{"a": 1e999}')
 
 
 # ---- requests ----

@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import mutants
 import pytest
-from layers import Edit
 
 from harena.backends.local import backend
 from harena.sandbox import backend as backends
 from harena.sandbox.spec import Mount, Spec
+from support import mutants
+from support.layers import Edit
 
 FOLDER = "/inject"
 NUMBER = """

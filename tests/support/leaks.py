@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from harena.backends.local import cgroups, registry
+from harena.backends.local.launch import cgroups, registry
 
 T = TypeVar("T")
 

@@ -70,6 +70,10 @@ def zygote(old: str, new: str = "") -> Edit:
     return Edit("zygote.c", old, new)
 
 
+def image(old: str, new: str = "", file: str = "image.c") -> Edit:
+    return Edit(file, old, new)
+
+
 def guest(old: str, new: str = "") -> Edit:
     """In whichever modules of the folder guest it fits."""
     return Edit(GUEST, old, new)
@@ -105,7 +109,7 @@ LAYERS = (
     layer(
         "network namespace of the box",
         box(r"CLONE_NEWNET \| (?=CLONE_NEWIPC)"),
-        box(r"fd < 0 \|\| ioctl\(fd, SIOCSIFFLAGS, &request\)", "fd < 0"),
+        box(r"loopback_up\(\)", "0"),
         bwrap("--unshare-net"),
         by="inherited.init",
     ),
@@ -179,14 +183,14 @@ LAYERS = (
     ),
     layer(
         "the guest's user",
-        box(r"setresuid\(GUEST_ID, GUEST_ID, GUEST_ID\)", "0"),
+        box(r"setresuid\(id, id, id\)", "0"),
         by="inherited.init privilege.setuid",
         root=True,
         refused=True,
     ),
     layer(
         "the guest's group",
-        box(r"setresgid\(GUEST_ID, GUEST_ID, GUEST_ID\) \|\| "),
+        box(r"setresgid\(id, id, id\) \|\| "),
         by="inherited.init privilege.setuid",
         root=True,
         refused=True,
@@ -200,7 +204,7 @@ LAYERS = (
     ),
     layer(
         "an init without capabilities",
-        box(r"\) \|\| drop_capabilities\(\)\) die\(", ")) die("),
+        box(r"\) \|\| drop_capabilities\([^)]*\)\) die\(", ")) die("),
         guest(r"(?<=prctl\(38, 1\)\n)    kernel\.drop_capabilities\(\)\n(?=    null)"),
         by="inherited.init",
     ),
@@ -301,7 +305,7 @@ LAYERS = (
     ),
     layer(
         "/proc without setuid",
-        job(r"(?<=\"proc\", \"/proc\", \"proc\", )MS_NOSUID \| "),
+        job(r"(?<= : \"/proc\", \"proc\", )MS_NOSUID \| "),
         guest(r"(?<=b\"proc\", )NOSUID \| "),
         by="privilege.mount_flags",
     ),
@@ -331,6 +335,7 @@ LAYERS = (
         zygote(r"if \(syscall\(SYS_close_range, kept \+ 1, ~0u, 0\)\) goto failed;"),
         guest(r"    kernel\.close_range\(6, start - 1\)\n    kernel\.close_range\(start \+ 1\)\n"),
         by="inherited.descriptors",
+        cgroups=True,  # it has no others than those of cgroups
     ),
     layer(
         "memory that programs do not inherit",
@@ -361,7 +366,7 @@ LAYERS = (
     # ---- what turns a process into a guest ----
     layer(
         "Landlock",
-        confine(r"landlock_abi\(\) >= 1", "0"),
+        confine(r"landlock_abi\(\) &&", "0 &&"),
         guest(r"    kernel\.landlock\(config.*\n"),
         by="files.landlock",
     ),
@@ -388,14 +393,14 @@ LAYERS = (
     ),
     layer(
         "an empty bounding set",
-        confine(r"(?<=if \()drop_bounds\(\)(?=\) return \"cap)", "0"),
-        confine(r"return drop_bounds\(\) \|\| drop_held\(\)", "return drop_held()"),
+        confine(r"(?<=if \()drop_bounds\(config\.image\.keep\)(?=\) return \"cap)", "0"),
+        confine(r"return drop_bounds\(keep\) \|\| drop_held\(keep\)", "return drop_held(keep)"),
         guest(r"            for capability in range\(64\):\n.*\n"),
         by="privilege.setuid inherited.init",
     ),
     layer(
         "no capability, in Python",
-        confine(r"(?<=  )if \(drop_capabilities\(\)\) return \"capabilities\";"),
+        confine(r"(?<=  )if \(config\.image\.full && .* return \"capabilities\";"),
         guest(r"(?<=\"capabilities\"\)\n)    kernel\.drop_capabilities\(\)\n"),
         by="privilege.setuid",
     ),
@@ -462,7 +467,7 @@ LAYERS = (
     # ---- forks of a live interpreter ----
     layer(
         "user namespaces of an interpreter",
-        job(r"if \(job->spec\.flags & SPAWN_FORKABLE && !job->view && ", "if (0 && "),
+        job(r"if \(\(job->spec\.flags & SPAWN_FORKABLE \|\| job->holds\) && !job->view && ", "if (0 && "),
         by="next.fork",
     ),
     layer(
@@ -506,24 +511,87 @@ LAYERS = (
         for name, flag in (("user", 1 << 28), ("pid", 1 << 29), ("ns", 1 << 17), ("net", 1 << 30), ("ipc", 1 << 27))
     ),
     layer(
-        "no capability in a fork", zygote(r"if \(drop_capabilities\(\)\) no_fork\(farewell\);"), by="privilege.setuid"
+        "no capability in a fork",
+        zygote(r"if \(drop_capabilities\(fork_keep\)\) no_fork\(farewell\);"),
+        by="privilege.setuid",
     ),
 )
 
+IMAGE_LAYERS = (
+    layer(
+        "a read-only /proc in an image",
+        image(r"(?<=job->view \|\| )config\.image\.on \|\| ", "", "job.c"),
+        by="files.read_only_mounts",
+    ),
+    layer(
+        "an image without setuid", image(r"(?<=\"\.\./root\", \"overlay\", )MS_NOSUID \| "), by="privilege.mount_flags"
+    ),
+    layer("an image without devices", image(r"(?<=\"overlay\", MS_NOSUID) \| MS_NODEV"), by="privilege.mount_flags"),
+    layer(
+        "a job inside the image",
+        image(r"return chdir\(IMAGE_ROOT\) \|\| chroot\(\"\.\"\) \?", "return 0 ?"),
+        by="files.read_only_mounts",
+        refused=True,
+    ),
+    layer(
+        "an interpreter without the box's own root below",
+        image(
+            r"(?<=syscall\(SYS_pivot_root, \"\.\", \"\.\"\) \|\| )umount2\(\"\.\", MNT_DETACH\) \|\| (?=chdir\(\"/\"\)\) return)"
+        ),
+        by="files.read_only_mounts",
+        refused=True,
+    ),
+    layer(
+        "bounded capabilities of root in an image",
+        image(r"(?<=if \()drop_bounds\(config\.image\.keep\)(?=\) return)", "0", "confine.c"),
+        by="privilege.setuid",
+    ),
+    layer(
+        "few capabilities of Python in an image",
+        image(r"(?<=  )if \(config\.image\.full && .* return \"capabilities\";", "", "confine.c"),
+        by="privilege.setuid",
+    ),
+    layer(
+        "few capabilities of the init of an image",
+        image(r"\) \|\| drop_capabilities\([^)]*\)\) die\(", ")) die(", "box.c"),
+        by="inherited.init",
+    ),
+    layer(
+        "the filter of Python in an image",
+        image(r"return filter_calls\(spec\);\n\}\n$", "return NULL;\n}\n", "confine.c"),
+        by="kernel.refused_calls",
+    ),
+)
+"""Layers that only a box from an image has, or has in another way: tests/integration/test_layers.py."""
+
 NO_LAYER = {
-    r"mount\(\"overlay\".*": "without an upper folder it cannot be written; bind_source sets the flags again",
+    r"mount\(\"overlay\", path.*": "without an upper folder it cannot be written; bind_source sets the flags again",
     r"umount2\(stages.*": "clears away what the mounts were made in",
     r"RLIMIT_SIGPENDING, RLIMIT_MSGQUEUE|syscall\(SYS_capset, &head, held\)": "quotas of the host's user, which have tests of their own",
     r"(?s)static void use_all_descriptors.*?\n\}": "gives, and takes nothing away",
     r"(?s)static int mount_proc.*?\n\}": "a helper of ours",
     r"PR_SET_PDEATHSIG": "ends a box with its host: tests/integration/test_lifecycle.py kills each of them",
     r"PR_SET_DUMPABLE": "gives a right, and takes none away",
-    r"return drop_held\(\) \?": "a command loses its capabilities at execve, too",
-    r"(?s)static int drop_(?:bounds|held)\(void\) \{.*?\n\}|int drop_capabilities\(void\).*": "how; the layers are where it is called",
+    r"return drop_held\(config\.image\.keep\) \?": "at execve a command loses what is beyond its bounds, too",
+    r"(?s)int drop_(?:bounds|held)\(uint64_t keep\) \{.*?\n\}|int drop_(?:bounds|capabilities)\(uint64_t keep\).*": (
+        "how; the layers are where it is called"
+    ),
+    r"(?s)int keep_across_exec\(.*?\n\}": "gives, and takes nothing away",
+    r"&& drop_bounds\(0\)": "a user other than root has no capability to bound",
+    r"mount\(\"tmpfs\", \"\.\./upper\".*": "seen through the overlay alone, whose flags count",
+    r"syscall\(SYS_close_range, kept \+ 1, ~0u, 0\)\) goto failed;\n  if \(job->spec": "all of them are close-on-exec, too",
+    r"if \(setsid\(\) < 0\) goto failed;\n  step = \"become": "there is no terminal to take",
+    r"if \(prctl\(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0\) \|\| \(job": "set again by confine, and needed here by a listener",
+    r"flags \|= CLONE_NEWNET;\n  if \(!job->view": "a fork without an interpreter: tests/images/test_image_boxes.py",
+    r"unshare\(CLONE_NEWNS\)": "of a helper of ours",
+    r"(?s)_Noreturn void mounter_main.*?\n\}": "a process of ours, whose rights have a test in tests/images/test_image_boxes.py",
+    r"mount\(\"tmpfs\", \"\.\./uppers\".*": "holds mount points, and no guest sees it",
+    r"chdir\(IMAGE_ASIDE\).*": "the image of a fork: tests/images/test_image_boxes.py",
+    r"!step && mount\(\"proc\", IMAGE_ROOT.*": "a fork without an interpreter; each execution in it mounts its own",
     r"(?:static void protect|protect\(inside|int slot_adopt|slot_join\((?:job|struct)).*": "how; the layers are what it does",
     r"#define (?:SYS|NO)_.*|/\*(?s:.)*?\*/": "words",
     r"syscall\(SYS_clone, CLONE_NEWUSER \| SIGCHLD": "a namespace that only holds a map for a mount",
-    r"enter\(helper->\w+, [^)]*\)|int spaces = .*": "enters namespaces, and makes none",
+    r"enter\(helper->\w+, [^)]*\)|int spaces = .*|syscall\(SYS_setns, maker.*": "enters namespaces, and makes none",
     r"\n  setsid\(\);": "keeps the keeper from signals of the host's terminal",
     r"return setsid\(\) < 0 \|\| ioctl": "the kernel gives a terminal to none but the leader of a session",
     r"syscall\(SYS_close_range, 0, ~0u, 0\)": "of the keeper, which runs no guest",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import os
 import re
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from layers import Edit
+from support.layers import Edit
 
 PROJECT = Path(__file__).parents[2]
 NATIVE = PROJECT / "src/harena/backends/local/native"
@@ -52,10 +53,20 @@ def build(
         objects = {path: _object(path, texts, flags) for path in texts if path.endswith(".c")}
         box = [found for path, found in objects.items() if path != "zygote.c"]
         loop = [found for path, found in objects.items() if path != "box.c"]
-        _cc(*flags, *(["-static"] if static else []), "-o", made / "harena-box", *box)
-        _cc(*flags, "-shared", "-o", made / "zygote.so", *loop)
+        os.link(_linked(box, flags, *(["-static"] if static else [])), made / "harena-box")
+        os.link(_linked(loop, flags, "-shared"), made / "zygote.so")
         _publish(made, folder)
     return folder
+
+
+def _linked(objects: Sequence[Path], flags: Sequence[str], kind: str = "") -> Path:
+    """The program or library of these objects: an edit of one source file often leaves one of the two as it was."""
+    found = BUILT / f"{_key(objects, flags, kind)}.linked"
+    if not found.exists():
+        with tempfile.TemporaryDirectory(dir=BUILT) as folder:
+            _cc(*flags, *([kind] if kind else []), "-o", Path(folder, "linked"), *objects)
+            os.replace(Path(folder, "linked"), found)
+    return found
 
 
 def _object(name: str, texts: dict[str, str], flags: Sequence[str]) -> Path:
@@ -101,5 +112,6 @@ def edited_guest(edits: Sequence[Edit]) -> Path:
             made_in.mkdir()
             for name, text in texts.items():
                 (made_in / name).write_text(text)
+            compileall.compile_dir(made_in, quiet=1)  # as `make native` does it: a box writes no .pyc
             _publish(made_in, folder)
     return folder
