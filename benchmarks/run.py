@@ -1,7 +1,7 @@
 """Measures Harena and its peers in one run on one machine and writes docs/benchmarks.md and the table in README.md.
 
 make bench                       everything, about 15 minutes; peers are installed by benchmarks/setup_peers.sh
-make bench ARGS="--only arena"   one section of docs/benchmarks.md: sandbox, matches, arena or azr
+make bench ARGS="--only arena"   one section of docs/benchmarks.md: sandbox, network, matches, arena, azr or service
 make bench ARGS=--quick          a look, in about four minutes; writes nothing
 """
 
@@ -33,6 +33,7 @@ from harena.match import bench as match_bench
 from harena.sandbox import backend, bench
 from harena.sandbox.box import Sandbox
 from harena.sandbox.pool import SandboxPool
+from harena.serve import bench as service_bench
 
 ROOT = Path(__file__).parent.parent
 PEERS = (
@@ -197,6 +198,14 @@ ARENA = (
     "FastAPI app on uvicorn; both are read by the same 16 connections in turns. The ladder is simulated, its pairing, "
     "ratings and board are the real ones."
 )
+NETWORK = (
+    "The same client on the host and in a box, a server in a process of its own, all on the loopback; medians of five "
+    "medians, in turn. By name: the name resolves to the loopback and is kept for five seconds."
+)
+SERVICE = (
+    "Servers on loopback, each in a process of its own; what is compared takes turns. The plot has a logarithmic scale. "
+    "Worker-hours count an action as one `exec` of /bin/true."
+)
 AZR = (
     "Validations and gradings of small programs on all cores of this machine, beside the same calls in a pool of processes "
     "without isolation."
@@ -232,6 +241,16 @@ def arena_section(quick: bool) -> str:
     return f"{own_table(importlib.import_module('arena').measure(quick))}\n\n{ARENA}"
 
 
+def network_section(quick: bool) -> str:
+    return f"{own_table(importlib.import_module('network').measure(quick))}\n\n{NETWORK}"
+
+
+def service_section(quick: bool) -> str:
+    rows, stages = service_bench.measure(quick, lambda text: print(text, file=sys.stderr, flush=True))
+    parts = [own_table(rows), service_bench.stage_table(stages), f"```\n{service_bench.plot(stages)}\n```", SERVICE]
+    return "\n\n".join(parts)
+
+
 def azr_section(quick: bool) -> str:
     measure = importlib.import_module("azr_executor").measure
     rows = measure(quick=quick, model="default", say=lambda text: print(text, file=sys.stderr, flush=True))
@@ -250,15 +269,17 @@ def replaced(text: str, title: str, body: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="sandbox,matches,arena,azr")
+    parser.add_argument("--only", default="sandbox,network,matches,arena,azr,service")
     parser.add_argument("--peers", default=",".join(PEERS))
     args = parser.parse_args()
     names = [name for name in args.peers.split(",") if name]
     sections: dict[str, tuple[str, Callable[[], str]]] = {
         "sandbox": ("Sandbox", lambda: sandbox_section(args.quick, names)),
+        "network": ("Network", lambda: network_section(args.quick)),
         "matches": ("Matches", lambda: f"{match_section(args.quick)}\n\n{MATCHES}"),
         "arena": ("Arena", lambda: arena_section(args.quick)),
         "azr": ("Absolute Zero", lambda: azr_section(args.quick)),
+        "service": ("The service", lambda: service_section(args.quick)),
     }
     for name in args.only.split(","):
         title, measure = sections[name]
