@@ -18,7 +18,7 @@ CONFIDENCE = 0.95
 RESAMPLES = 4000
 """A hundred lie beyond each end of a 95 % interval: steady to a few hundredths of its width."""
 BOOTSTRAP_MAX = 1000
-"""From here on the mean is as good as normal, and t says the same for less."""
+"""Above this many values the mean is as good as normal, and Student's t gives the same for less work."""
 MIN_BLOCKS = 5
 """Fewer equal differences would show one by luck: an interval of no width is no proof."""
 
@@ -92,7 +92,7 @@ def win_rate(points: Blocks, *, confidence: float = CONFIDENCE) -> Interval:
 
 
 def score_mean(scores: Blocks, *, confidence: float = CONFIDENCE) -> Interval:
-    """By Student's t over blocks; without bounds where those would say nothing."""
+    """Return the mean score by Student's t over blocks, without bounds where those would say nothing."""
     if len(scores) < MIN_BLOCKS:
         return Interval(_overall(scores) if scores else math.nan, -math.inf, math.inf)
     interval, mean = t_interval([_mean(group) for group in scores.values()], confidence=confidence), _overall(scores)
@@ -158,7 +158,7 @@ class ScoredGame:
 
 
 def compare(games: Iterable[ScoredGame], a: int, b: int, *, seed: int = 0) -> Comparison:
-    """By the points of the games that both sat in; agents that never sat together, by their scores block by block."""
+    """Compare two agents by the points of the games that both sat in, or else by their scores block by block."""
     rates: defaultdict[int, list[float]] = defaultdict(list)
     scores: dict[int, defaultdict[int, list[float]]] = {a: defaultdict(list), b: defaultdict(list)}
     for game in games:
@@ -207,7 +207,7 @@ def t_quantile(p: float, df: int) -> float:
 
 
 def t_cdf(t: float, df: int) -> float:
-    """For t ≥ 0."""
+    """Return the distribution function of Student's t for t ≥ 0."""
     return 1 - _incomplete_beta(df / 2, 0.5, df / (df + t * t)) / 2
 
 

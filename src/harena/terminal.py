@@ -27,7 +27,7 @@ def safe_lines(text: str) -> str:
 
 
 def safe_picture(text: str) -> str:
-    """As `safe_lines`, but colours stay: a game may draw with them."""
+    """Make lines safe as `safe_lines` does, but keep colours: a game may draw with them."""
     parts = zip([*COLOUR.findall(text), ""], COLOUR.split(text), strict=True)
     return "".join(safe_lines(plain) + colour for colour, plain in parts)
 
