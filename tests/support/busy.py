@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 
 SPIN_S = 0.2
+QUIET = 1.2
+"""A loop that takes longer than this times its processor time shows that something else runs."""
+MARGIN = 2.0
+"""The load changes while a block runs, and a block of many processes feels it more than one loop does."""
 
 
 def slowdown() -> float:
@@ -16,7 +20,8 @@ def slowdown() -> float:
 
 
 class Span:
-    """Measures a block: `took_s` is its time, and `limit(s)` that many seconds of a quiet machine."""
+    """Measures a block: `took_s` is its time, and `limit(s)` that many seconds of a quiet machine, with a
+    margin on a busy one."""
 
     def __enter__(self) -> Span:
         self._slow = slowdown()
@@ -28,4 +33,4 @@ class Span:
         self._slow = max(self._slow, slowdown())
 
     def limit(self, seconds: float) -> float:
-        return seconds * self._slow
+        return seconds * self._slow * (1 if self._slow < QUIET else MARGIN)
