@@ -9,8 +9,6 @@ import http.client
 import json
 import os
 import secrets
-import socket
-import ssl
 import threading
 import time
 import weakref
@@ -26,6 +24,7 @@ from harena.sandbox.process import Process
 from harena.sandbox.spec import MB, Limits, Spec
 from harena.sessions import errors
 from harena.sessions.batches import BatchWork
+from harena.sessions.connections import new_connection
 from harena.sessions.operations import OnOutput, OnStep, Record, call_back, with_steps
 from harena.sessions.pools import ALLOCATION_S
 from harena.sessions.steps import parse_steps
@@ -368,13 +367,15 @@ class RemoteEngine:
     def _exchange(
         self, method: str, path: str, data: bytes | None, headers: dict[str, str], wait_s: float, *, again: bool
     ) -> bytes:
-        headers = {**headers, **self._headers()}
+        headers, sent = {**headers, **self._headers()}, False
         for left in reversed(range(TRIES)):
             connection, used = self._connection()
             try:
-                connection.timeout = wait_s
-                if connection.sock is not None:
-                    connection.sock.settimeout(wait_s)
+                if connection.sock is None:
+                    connection.timeout = TIMEOUT_S
+                    connection.connect()
+                connection.sock.settimeout(wait_s)
+                sent = True
                 connection.request(method, path, data, headers)
                 response = connection.getresponse()
                 text = read_body(response, MAX_ANSWER + 1)
@@ -383,7 +384,7 @@ class RemoteEngine:
                 connection.close()
                 if left and (again or (used and isinstance(error, http.client.RemoteDisconnected))):
                     continue  # nothing was done, or it may be done again; a kept connection is closed when it is idle
-                retry = Retry.SAFE if isinstance(error, ConnectionRefusedError) else Retry.UNKNOWN
+                retry = Retry.UNKNOWN if sent else Retry.SAFE
                 raise BoxError(f"{self._place.url}: {type(error).__name__}: {error}", retry=retry) from None
         else:
             raise AssertionError("unreachable")
@@ -416,14 +417,7 @@ class RemoteEngine:
         return self._new_connection(), False
 
     def _new_connection(self) -> http.client.HTTPConnection:
-        place = self._place
-        if place.unix:
-            return _UnixConnection(place.unix)
-        if place.trust is not None:
-            return _TrustedConnection(place, place.trust)
-        if place.tls:
-            return http.client.HTTPSConnection(place.name, place.port, context=ssl.create_default_context())
-        return http.client.HTTPConnection(place.name, place.port)
+        return new_connection(self._place)
 
 
 def _object(text: bytes) -> Record:
@@ -439,27 +433,6 @@ def _object(text: bytes) -> Record:
 def _close_all(connections: list[http.client.HTTPConnection]) -> None:
     while connections:
         connections.pop().close()
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-class _TrustedConnection(http.client.HTTPConnection):
-    def __init__(self, place: Address, trust: Trust) -> None:
-        super().__init__(place.name, place.port)
-        self._trust = trust
-
-    def connect(self) -> None:
-        super().connect()
-        self.sock = self._trust.context().wrap_socket(self.sock, server_hostname=self._trust.name)
 
 
 def event_in(event: Record, after: int) -> Record:
