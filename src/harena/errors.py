@@ -120,7 +120,9 @@ class BudgetExceeded(BoxError):
 
 
 class JournalError(BoxError):
-    """The journal of a box cannot be written. `Retry.NEVER`: what was asked for has not run, and will not."""
+    """The journal of a box cannot be written. `Retry.NEVER`: what was asked for has not run, and will not.
+    `Retry.SAFE`: it has not run, and may when the disk has space again. `Retry.UNKNOWN`: it has run, and its result is
+    not recorded."""
 
 
 class JournalBroken(HarenaError):

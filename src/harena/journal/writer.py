@@ -1,7 +1,8 @@
 """Journal of one box, while it is written.
 
-Guarantees: an action is on file before it reaches the box, and nothing reaches the box once the journal cannot be
-written; a line is written as a whole or named as torn by `verify`; threads may write at once, other processes may not.
+Guarantees: an action is on file before it reaches the box, and nothing reaches the box while the journal cannot be
+written; once the result of an action could not be written, nothing does any more; a line is written as a whole or named
+as torn by `verify`; threads may write at once, other processes may not.
 Lines survive a killed process; with `sync` they survive a power failure too.
 """
 
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import stat
@@ -31,6 +34,11 @@ MAX_BYTES = 1024 * MB
 """Size of a journal with its contents, after which no action is accepted."""
 MIN_KEY = 16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+SPACE = MB
+"""Free bytes with which a disk that was full counts as usable again."""
+
+log = logging.getLogger("harena.journal")
 
 _labels: contextvars.ContextVar[Mapping[str, str] | None] = contextvars.ContextVar("labels", default=None)
 
@@ -61,11 +69,14 @@ class _Room:
 
     def __init__(self, most: int, used: int = 0) -> None:
         self.most, self.used = most, used
+        self.failure = ""
+        """Why the last write failed; empty if it did not."""
         self._lock = threading.Lock()
 
     def take(self, count: int) -> None:
         with self._lock:
             self.used += count
+            self.failure = ""
 
     @property
     def full(self) -> bool:
@@ -105,7 +116,9 @@ class Journal:
         except FileExistsError:
             raise SpecError(f"{self.path}: exists already; every box needs its own journal") from None
         except OSError as error:
-            raise SpecError(f"{self.path}: cannot be created: {error.strerror}") from None
+            if error.errno not in FULL:
+                raise SpecError(f"{self.path}: cannot be created: {error.strerror}") from None
+            raise self._failure(error, "nothing was run", Retry.SAFE) from None
         self._release = weakref.finalize(self, os.close, self._fd)
 
     @property
@@ -121,20 +134,20 @@ class Journal:
     # ---- entries ----
 
     def open(self, box: str, spec: Entry, limits: Entry, parent: Entry | None = None) -> None:
-        """Write the first entry: the box that the journal is about."""
-        with self._lock:
+        """Write the first entry: the box that the journal is about. A journal that cannot have one is removed."""
+        with self._entry(nothing_ran=True):
             if self._opened:
                 raise SpecError(f"{self.path}: has a box already; every box needs its own journal")
-            self._opened = True
             entry = {"format": entries.FORMAT, "journal": self.name[: entries.MAX_LABEL], "box": box, "parent": parent}
             entry |= {"labels": self.labels, "spec": self._json(spec), "limits": self._json(limits)}
             self._append("open", {**entry, "keyed": self._key is not None})
+            self._opened = True
 
     def act(self, verb: str, plain: Entry, data: Mapping[str, Any], values: Mapping[str, Any]) -> int:
         """Record an action before it reaches the box, and return its number. `data` are bytes, or lists of them, and
         `values` anything that is JSON."""
         labels = check_labels({name: value for name, value in current_labels().items() if value})
-        with self._lock:
+        with self._entry(nothing_ran=True):
             self._check_room()
 
             def fields(small: bool) -> Entry:
@@ -149,14 +162,15 @@ class Journal:
 
     def piece(self, of: int, stream: str, data: bytes) -> None:
         """Record bytes of a process that runs. Those for the process are recorded before it gets them."""
-        with self._lock:
-            if stream in ("stdin", "in"):
+        is_input = stream in ("stdin", "in")
+        with self._entry(nothing_ran=is_input):
+            if is_input:
                 self._check_room()
             self._append("piece", {"of": of, "stream": stream, "data": self._data(data)})
 
     def end(self, of: int, results: list[Entry], answer: Any = None, data: bytes | None = None) -> None:
         """Record how an action ended. Fields of results that are bytes, and `value` and `network`, are stored."""
-        with self._lock:
+        with self._entry(nothing_ran=False):
 
             def fields(small: bool) -> Entry:
                 shown = [self._result(result, small) for result in results]
@@ -173,7 +187,7 @@ class Journal:
     def fail(self, of: int, party: str, kind: str, text: str, retry: str) -> None:
         """Record that an action has no result, and whose fault that is."""
         fault = {"party": party, "kind": kind[:100], "text": text[: entries.MAX_TEXT], "retry": retry}
-        with self._lock:
+        with self._entry(nothing_ran=False):
             self._append("fail", {"of": of, "fault": fault})
 
     def reward(self, reward: float | None, *, done: bool = False, of: int | None = None) -> None:
@@ -181,7 +195,7 @@ class Journal:
         None takes it back."""
         if reward is not None and not entries.KINDS["reward"]["reward"](reward):
             raise SpecError(f"reward={reward!r:.80}: a finite number, or None")
-        with self._lock:
+        with self._entry(nothing_ran=True):
             self._check_room()
             target = self._last_act if of is None else of
             if target is None or not 0 < target < self._seq:
@@ -189,16 +203,23 @@ class Journal:
             self._append("reward", {"of": target, "reward": reward, "done": bool(done)})
 
     def close(self, reason: str = "it was closed") -> None:
-        """Write the last entry. Idempotent."""
+        """Write the last entry. Idempotent. A journal that cannot be written ends without it: its box must end."""
         with self._lock:
             if self._closed or os.getpid() != self._owner:
                 return
             try:
                 if self._opened and not self._broken:
                     self._append("close", {"reason": reason[: entries.MAX_TEXT]})
+            except OSError as error:
+                self._failure(error, "", Retry.NEVER)
+                self._cut()
+                log.warning("%s: ends without its last entry: %s", self.path, error.strerror)
             finally:
                 self._closed = True
                 self._release()
+                if not self._opened:
+                    with contextlib.suppress(OSError):
+                        os.unlink(self.path)
 
     def fork(self, box: str) -> Journal:
         """Create the journal of a fork of this box, which begins at the current entry of this one. It is named after
@@ -227,11 +248,37 @@ class Journal:
 
     # ---- lines ----
 
+    @contextlib.contextmanager
+    def _entry(self, *, nothing_ran: bool) -> Generator[None]:
+        """Hold the lock for one entry. If it cannot be written and comes before what it is about, the journal is as it
+        was, and the caller may try again. Otherwise something has happened that the journal does not have: it ends."""
+        with self._lock:
+            try:
+                yield
+            except OSError as error:
+                if self._cut() and nothing_ran:
+                    raise self._failure(error, "nothing was run", Retry.SAFE) from None
+                self._broken = error.strerror or "the write failed"
+                raise self._failure(error, "what ran is not recorded", Retry.UNKNOWN) from None
+
+    def _cut(self) -> bool:
+        """Remove a part of a line. False if that failed."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._size)
+            return True
+        return False
+
+    def _failure(self, error: OSError, consequence: str, retry: Retry) -> JournalError:
+        why = error.strerror or "the write failed"
+        for room in self._rooms:
+            room.failure = why
+        return JournalError(f"journal {self.name}: cannot be written: {why}; {consequence}", retry=retry)
+
     def _check_room(self) -> None:
         for room in self._rooms:
             if room.full:
                 raise JournalError(
-                    f"{self.path}: the journal has {room.used} of at most {room.most} bytes; nothing was run",
+                    f"journal {self.name}: it has {room.used} of at most {room.most} bytes; nothing was run",
                     retry=Retry.NEVER,
                 )
 
@@ -247,16 +294,10 @@ class Journal:
             raise WrongProcess("the journal")
         if self._closed or self._broken:
             why = self._broken or "it was closed"
-            raise JournalError(f"{self.path}: cannot be written: {why}; nothing was run", retry=Retry.NEVER)
+            raise JournalError(f"journal {self.name}: cannot be written: {why}; nothing was run", retry=Retry.NEVER)
         at = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         line = entries.encode({"seq": self._seq, "at": at, "kind": kind, "prev": self._prev, **fields}, self._key)
-        try:
-            self._write(line + b"\n")
-        except OSError as error:
-            self._broken = error.strerror or "the write failed"
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self._size)  # a part of the line may be there
-            raise JournalError(f"{self.path}: cannot be written: {self._broken}", retry=Retry.UNKNOWN) from None
+        self._write(line + b"\n")
         self._prev = entries.line_digest(line)
         self._seq += 1
         return self._seq - 1
@@ -297,11 +338,7 @@ class Journal:
 
     def _stored(self, data: bytes) -> Entry:
         digest = hashlib.sha256(data).hexdigest()
-        try:
-            self._take(self._blobs.put(digest, data, sync=self._sync))
-        except OSError as error:
-            self._broken = error.strerror or "the write failed"
-            raise JournalError(f"{self.path}: cannot be written: {self._broken}", retry=Retry.UNKNOWN) from None
+        self._take(self._blobs.put(digest, data, sync=self._sync))
         return {"sha256": digest, "size": len(data)}
 
 
@@ -334,6 +371,16 @@ class JournalFolder:
         self._key, self._sync = key, sync
         used = sum(path.lstat().st_size for path in self.folder.rglob("*") if path.is_file())
         self._room = _Room(max_bytes, used)
+
+    @property
+    def failure(self) -> str:
+        """Why the last write of a journal failed; empty if it did not, or if there is space again."""
+        if self._room.failure:
+            with contextlib.suppress(OSError):
+                disk = os.statvfs(self.folder)
+                if disk.f_bavail * disk.f_frsize > SPACE and self._room.failure in map(os.strerror, FULL):
+                    self._room.failure = ""
+        return self._room.failure
 
     def create(self, name: str, **labels: str) -> Journal:
         return Journal(

@@ -1,7 +1,8 @@
 """Ledger of usage by day, owner, run and agent: in memory, and with a path in an SQLite file.
 
 Guarantees: charges are on file within FLUSH_S, and when the ledger is closed; a killed process loses at most those of
-the last FLUSH_S. Labels that clients choose take a bounded number of rows. Thread-safe.
+the last FLUSH_S. While the file cannot be written, charges are kept in memory, and count for usage and budgets. Labels
+that clients choose take a bounded number of rows. Thread-safe.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ CREATE TABLE IF NOT EXISTS usage (
     PRIMARY KEY (day, owner, run, agent)
 ) WITHOUT ROWID
 """
+UNWRITTEN = "CREATE TEMP TABLE unwritten AS SELECT * FROM usage LIMIT 0"
+"""Charges that are not on file, for queries. It is in memory."""
+COLUMNS = f"(day, owner, run, agent, {', '.join(NAMES)}) VALUES ({', '.join('?' * (4 + len(NAMES)))})"
 UPSERT = (
-    f"INSERT INTO usage (day, owner, run, agent, {', '.join(NAMES)}) VALUES ({', '.join('?' * (4 + len(NAMES)))}) "
+    f"INSERT INTO usage {COLUMNS} "
     f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in NAMES)}"
 )
 
@@ -82,6 +86,8 @@ class Ledger:
         self._spent: dict[str, tuple[str, Counts]] = {}
         self._closed = threading.Event()
         self._writer: threading.Thread | None = None
+        self.failure = ""
+        """Why the file cannot be written; empty if it can."""
         self._db = _connect(path)
 
     @classmethod
@@ -160,12 +166,12 @@ class Ledger:
             raise SpecError(f"by: {', '.join(GROUPS)}")
         chosen = "".join(f"{name}, " for name in by)
         sums = ", ".join(f"SUM({name}) AS {name}" for name in NAMES)
-        query = f"SELECT {chosen}{sums} FROM usage WHERE day >= ?1 AND (?2 IS NULL OR owner = ?2)"
+        query = f"SELECT {chosen}{sums} FROM {{}} WHERE day >= ?1 AND (?2 IS NULL OR owner = ?2)"
         if by:
             query += f" GROUP BY {', '.join(by)} ORDER BY {', '.join(by)} LIMIT {int(limit)}"
         with self._lock:
             self.flush()
-            cursor = self._db.execute(query, (since, owner))
+            cursor = self._db.execute(query.format(self._table()), (since, owner))
             names = [one[0] for one in cursor.description]
             rows = [dict(zip(names, row, strict=True)) for row in cursor]
         return [row for row in rows if row["executions"] is not None]
@@ -185,14 +191,30 @@ class Ledger:
         with self._lock:
             if not self._pending:
                 return
-            rows = [(*key, *(getattr(counts, name) for name in NAMES)) for key, counts in self._pending.items()]
             try:
                 with self._db:
-                    self._db.executemany(UPSERT, rows)
+                    self._db.executemany(UPSERT, self._rows())
             except sqlite3.Error as error:
-                log.warning("the ledger cannot be written, and keeps its charges in memory: %s", error)
+                if not self.failure:
+                    log.error("the ledger cannot be written, and keeps its charges in memory: %s", error)
+                self.failure = str(error)
                 return
+            if self.failure:
+                log.warning("the ledger can be written again, and no charge was lost")
+            self.failure = ""
             self._pending.clear()
+
+    def _rows(self) -> list[tuple[str | float, ...]]:
+        return [(*key, *(getattr(counts, name) for name in NAMES)) for key, counts in self._pending.items()]
+
+    def _table(self) -> str:
+        """What to query: the file, and charges that could not be written to it."""
+        if not self._pending:
+            return "usage"
+        with self._db:
+            self._db.execute("DELETE FROM unwritten")
+            self._db.executemany(f"INSERT INTO unwritten {COLUMNS}", self._rows())
+        return "(SELECT * FROM usage UNION ALL SELECT * FROM unwritten)"
 
     def _write(self) -> None:
         while not self._closed.wait(FLUSH_S):
@@ -203,6 +225,8 @@ class Ledger:
         self._closed.set()
         with self._lock:
             self.flush()
+            if self._pending:
+                log.error("charges are lost, because the ledger cannot be written: %s", self._rows())
         if self._writer is not None:
             self._writer.join()
         self._db.close()
@@ -221,9 +245,13 @@ def _connect(path: str | os.PathLike[str] | None) -> sqlite3.Connection:
         with db:
             db.execute(SCHEMA)
             db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.execute(UNWRITTEN)
         return db
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from None
+    except sqlite3.OperationalError as error:
+        raise SpecError(f"{path}: the ledger cannot be opened: {error}") from None
     except sqlite3.Error as error:
         raise SpecError(f"{path}: not a ledger: {error}") from None
 

@@ -518,6 +518,8 @@ PLAIN = {
     )
 }
 """Errors that are recreated from their text alone, the most specific first."""
+RETRYABLE = {kind.__name__: kind for kind in (errors.BoxError, errors.JournalError)}
+"""Errors that say whether to try again. What is not known is a box that was lost."""
 
 
 def error_out(error: BaseException) -> Message:
@@ -554,4 +556,4 @@ def error_in(message: object) -> Exception:
     retry = Retry(word(found["retry"], [one.value for one in Retry]))
     if kind in PLAIN:
         return PLAIN[kind](text)
-    return errors.BoxError(text, retry=retry) if kind == "BoxError" else BoxLost(text, retry=retry)
+    return RETRYABLE.get(kind, BoxLost)(text, retry=retry)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from harena.errors import BoxClosed, SpecError
+from harena.errors import BoxClosed, JournalError, SpecError
 from harena.sandbox import backend as backends
 from harena.sandbox import owner
 from harena.sandbox.alarm import ALARM
@@ -107,7 +107,12 @@ class Sandbox:
         if self.journal is not None:
             raise SpecError(f"box {self.id} has the journal {self.journal.path} already")
         opened = open_journal(journal, self.id)
-        self.observe(JournalObserver(opened, self.id, self.spec, self.limits))
+        try:
+            observer = JournalObserver(opened, self.id, self.spec, self.limits)
+        except JournalError:
+            opened.close()
+            raise
+        self.observe(observer)
         return opened
 
     def observe(self, observer: Observer) -> None:

@@ -250,6 +250,10 @@ class App:
             "harena_serve_clients": ("Open connections of clients.", self._clients.total()),
             "harena_serve_sessions": ("Sessions that have not ended.", self.service.session_count),
             "harena_serve_boxes": ("Boxes held by all owners, warm ones included.", self._quotas.total("boxes")),
+            "harena_serve_degraded": (
+                "1 while journals or usage cannot be written.",
+                int(bool(self._records.problems())),
+            ),
             "harena_serve_ready": ("1 unless the server is stopping.", int(self.ready)),
         }
         lines = [
@@ -265,11 +269,17 @@ class App:
         if scope["method"] not in ("GET", "HEAD"):
             await _answer(send, 405, "method not allowed")
         elif scope["path"] == "/healthz":
-            await _send_json(send, 200, {"status": "healthy", "version": __version__})
+            await _send_json(send, 200, self._condition())
         elif self.ready:
             await _send_json(send, 200, {"status": "ready"})
         else:
             await _send_json(send, 503, {"status": "stopping"})
+
+    def _condition(self) -> dict[str, Any]:
+        """A degraded server is alive: to start it again would only end its boxes."""
+        problems = self._records.problems()
+        status = "degraded" if problems else "healthy"
+        return {"status": status, "version": __version__, **({"problems": problems} if problems else {})}
 
 
 def _items(body: bytearray) -> int:

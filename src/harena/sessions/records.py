@@ -83,6 +83,14 @@ class Records:
                 return path
         raise NotFound(f"no session {session_id[:80]!r} with a journal, or it is not yours")
 
+    def problems(self) -> dict[str, str]:
+        """What cannot be written at present, and why. It names neither owners nor files."""
+        with self._lock:
+            folders = list(self._folders.values())
+        journals = next((folder.failure for folder in folders if folder.failure), "")
+        usage = "" if self.ledger is None else self.ledger.failure
+        return {what: why for what, why in (("journals", journals), ("usage", usage)) if why}
+
     def _folder(self, owner: str) -> JournalFolder:
         assert self._journals is not None
         with self._lock:

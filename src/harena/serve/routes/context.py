@@ -78,7 +78,7 @@ WHY = {
     501: "The server does not offer this.",
     502: "The box or the server failed.",
     503: "The server has no room now; try again later.",
-    507: "The journals of the owner are full.",
+    507: "The journals of the owner are full, or the disk that they are on.",
 }
 
 
@@ -187,7 +187,7 @@ def answer(value: dict[str, Any], status: int = 200) -> JSONResponse:
 
 
 def status_of(error: Exception) -> int:
-    if isinstance(error, BoxError) and error.retry is Retry.SAFE:
+    if isinstance(error, BoxError) and error.retry is Retry.SAFE and not isinstance(error, JournalError):
         return 503
     return next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
 
