@@ -4,8 +4,8 @@ nobody knows and a value of the wrong type or out of range are refused with the 
 Profiles are starting points; a file, and then options such as --iterations, change single values:
 
 laptop   our own small model on two processor cores: real self-play, seconds an iteration
-small    the same model on a GPU, with the settings that were shown to learn
-brief    Qwen2.5-Coder-1.5B on one GPU, answering at once after examples; shown to learn in minutes
+small    the same model on a GPU; docs/azr.md says what its runs gained
+brief    Qwen2.5-Coder-1.5B on one GPU, answering at once after examples; gains mostly in the form that is trained
 gpu1     the same model with the paper's prompts, thinking before it answers
 paper    the paper's numbers; they need several GPUs
 """
