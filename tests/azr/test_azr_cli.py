@@ -108,11 +108,16 @@ def test_progress_goes_to_stderr_and_the_table_to_stdout(
 
 
 def test_a_resumed_run_is_the_run_that_was_never_ended(
-    tmp_path: Path, model: str, settings: str, trained: Path
+    capfd: Capture, tmp_path: Path, model: str, settings: str, trained: Path
 ) -> None:
     words = ["--config", settings, "--model", model, "--eval-tasks", "1", "--seed", "5", "--iterations", "1"]
     assert harena("train", "--out", str(tmp_path / "run"), *words) == 0
+    capfd.readouterr()
     assert harena("train", "--out", str(tmp_path / "run"), "--resume", "--iterations", "2") == 0
+    out, err = capfd.readouterr()
+    assert "iteration 2/2" in err
+    assert "1 iterations (2 in all)" in out
+    assert [record["iteration"] for record in journal.read(tmp_path / "run") if record["kind"] == "eval"] == [0, 1, 2]
     whole, parts = (steps_of(folder) for folder in (trained, tmp_path / "run"))
     assert whole == parts
     for kind in TaskKind:
@@ -272,8 +277,7 @@ def test_eval_reads_cruxeval_from_a_path(capfd: Capture, tmp_path: Path, model: 
     path.write_text(json.dumps({"code": "def f(a):\n    return a + 1", "input": "1", "output": "2", "id": "s"}) + "\n")
     assert harena("eval", "--model", model, "--suite", "cruxeval", "--path", str(path), "--max-new", "8") == 0
     out = capfd.readouterr().out
-    assert "CRUXEval-I" in out
-    assert "CRUXEval-O" in out
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["CRUXEval-O", "CRUXEval-I", "all"]
     assert harena("eval", "--suite", "cruxeval", "--path", str(path), "--check") == 0
     assert "2 of 2 gold answers" in capfd.readouterr().out
 

@@ -96,7 +96,13 @@ def test_yaml_may_write_a_number_as_people_do(tmp_path: Path) -> None:
         ({"advantage": {"algorithm": "hierarchical"}}, "learn_rollouts"),
         ({"advantage": {"algorithm": "ppo"}}, "update.value"),
         ({"seed": -1}, "seed"),
-        ({"prompt": {"profile": "long"}}, "profile"),
+        ({"prompt": {"profile": "long"}}, "prompt.profile"),
+        ({"prompt": {"inputs": 1}}, "prompt.inputs"),
+        ({"prompt": {"shots": 99}}, "prompt.shots"),
+        ({"executor": {"wall_s": 0}}, "executor.wall_s"),
+        ({"executor": {"cpu_s": -1}}, "executor.cpu_s"),
+        ({"executor": {"memory_mb": 1}}, "executor.memory_mb"),
+        ({"executor": {"output_chars": 0}}, "executor.output_chars"),
         ({"prompt": {"solve_tokens": 0}}, "prompt.solve_tokens"),
         ({"buffer": {"capacity": 1}}, "buffer.capacity"),
         ({"update": {"learning_rate": "nan"}}, "update.learning_rate"),
@@ -127,7 +133,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, name: str, t
 def test_a_missing_file_and_an_unknown_profile_are_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"no\.yaml"):
         config.read(tmp_path / "no.yaml")
-    with pytest.raises(SpecError, match="laptop, small, brief, gpu1, paper"):
+    with pytest.raises(SpecError, match="laptop, small, brief, gpu1, coder-3b, coder-7b, paper"):
         config.read(profile="phone")
 
 

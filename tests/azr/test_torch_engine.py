@@ -416,6 +416,7 @@ def test_a_device_that_is_not_there_is_refused(device: str, words: str, monkeypa
 def test_the_registry_knows_the_options_of_every_engine() -> None:
     ours = {
         "threads",
+        "check_memory",
         "max_prompt",
         *(one.name for settings in (DecodeSettings, LearnSettings) for one in fields(settings)),
     }

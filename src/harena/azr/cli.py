@@ -10,8 +10,6 @@ import dataclasses
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +134,7 @@ def _train(args: argparse.Namespace) -> int:
             {
                 "folder": str(folder),
                 "iterations": outcome.iterations,
+                "continued_after": outcome.continued_after,
                 "seconds": outcome.seconds,
                 "before": outcome.before.as_json() if outcome.before else None,
                 "after": outcome.after.as_json() if outcome.after else None,
@@ -144,7 +143,9 @@ def _train(args: argparse.Namespace) -> int:
         )
         return OK
     print(show.training(outcome.before, outcome.after, outcome.last))
-    print(f"\n{outcome.iterations} iterations, {outcome.seconds:.0f} s{_waiting(outcome.last)}")
+    done = outcome.iterations - outcome.continued_after
+    in_all = f" ({outcome.iterations} in all)" if outcome.continued_after else ""
+    print(f"\n{done} iterations{in_all}, {outcome.seconds:.0f} s{_waiting(outcome.last)}")
     print(f"report: {folder / 'report.html'}")
     return OK
 
@@ -196,7 +197,7 @@ def _sinks(args: argparse.Namespace, folder: Path, config: TrainConfig) -> list[
 
 
 def _eval(args: argparse.Namespace) -> int:
-    from harena.azr.report import evaluate, show
+    from harena.azr.report import evaluate, progress, show
 
     how = _how(args)
     tasks, code = _tasks(args)
@@ -208,12 +209,16 @@ def _eval(args: argparse.Namespace) -> int:
         from harena.sandbox.pool import SandboxPool
 
         with SandboxPool() as pool:
-            found = evaluate.evaluate_code(generator, pool, code, how, suite=args.suite, progress=_counter())
+            found = evaluate.evaluate_code(
+                generator, pool, code, how, suite=args.suite, progress=progress.counter(sys.stderr)
+            )
     else:
         from harena.azr.check.verify import TaskVerifier
 
         with TaskVerifier() as verifier:
-            found = evaluate.evaluate(generator, verifier, tasks, how, suite=args.suite, progress=_counter())
+            found = evaluate.evaluate(
+                generator, verifier, tasks, how, suite=args.suite, progress=progress.counter(sys.stderr)
+            )
     if args.json:
         _print_json(found.as_json())
     else:
@@ -373,22 +378,6 @@ def _check(name: str, tasks: list[Item], code: list[CodeItem]) -> int:
     return NO if failing else OK
 
 
-def _counter() -> Callable[[int, int], None] | None:
-    """A line that counts, on a terminal and nowhere else."""
-    if not sys.stderr.isatty():
-        return None
-    shown_at = 0.0
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown_at
-        if time.monotonic() - shown_at > 0.1 or done == total:
-            shown_at = time.monotonic()
-            end = "\r\033[K" if done == total else ""
-            print(f"\ranswered {done}/{total} {end}", end="", file=sys.stderr, flush=True)
-
-    return show
-
-
 # ---- the short commands ----
 
 
@@ -436,6 +425,11 @@ def _pretrain(args: argparse.Namespace) -> int:
     def told(now: pretrain.PretrainProgress) -> None:
         rate = now.tokens / max(now.seconds, 1e-9)
         _say(f"step {now.step}: loss {now.loss:.4f}, {now.tokens / 1e6:.1f}M tokens, {rate:,.0f} tokens/s")
+        if now.step == pretrain.FIRST_REPORT:
+            expected = pretrain.expected_tokens(settings, now)
+            _say(f"at this speed {expected / 1e6:.1f}M tokens will be read")
+            if warning := pretrain.few(expected):
+                _say(f"warning: {warning}")
 
     pretrain.pretrain(settings, out, report=told)
     print(f"{out}: use it with --model {args.out or 'default'}")

@@ -7,6 +7,8 @@ laptop   our own small model on two processor cores: real self-play, seconds an 
 small    the same model on a GPU; docs/azr.md says what its runs gained
 brief    Qwen2.5-Coder-1.5B on one GPU, answering at once after examples; gains mostly in the form that is trained
 gpu1     the same model with the paper's prompts, thinking before it answers
+coder-3b the 3B model likewise on one large GPU (its licence is for research only)
+coder-7b the 7B model likewise on several GPUs, by the trl engine
 paper    the paper's numbers; they need several GPUs
 """
 
@@ -23,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from harena.azr import original
 from harena.azr.check.rewards import Learnability
 from harena.azr.engines.protocol import Update
 from harena.azr.tasks import prompts
@@ -70,6 +73,9 @@ class PromptConfig:
     def __post_init__(self) -> None:
         _at_least("prompt.propose_tokens", self.propose_tokens, 1)
         _at_least("prompt.solve_tokens", self.solve_tokens, 1)
+        _at_least("prompt.inputs", self.inputs, 2)
+        if not 0 <= self.shots <= len(prompts.SHOTS):
+            raise SpecError(f"prompt.shots={self.shots!r}: from 0 to {len(prompts.SHOTS)}")
         self.form()
 
     def form(self) -> PromptProfile:
@@ -126,6 +132,13 @@ class ExecutorConfig:
     """Whether plain programs share processes; see executor.py."""
     forbidden: tuple[str, ...] = ()
     """Modules to forbid besides those that always are."""
+
+    def __post_init__(self) -> None:
+        for name in ("wall_s", "cpu_s"):
+            if not getattr(self, name) > 0:
+                raise SpecError(f"executor.{name}={getattr(self, name)!r}: above 0")
+        _at_least("executor.memory_mb", self.memory_mb, 16)
+        _at_least("executor.output_chars", self.output_chars, 1)
 
     def settings(self) -> verify.VerifierSettings:
         from harena.azr.check import executor, verify
@@ -231,6 +244,9 @@ def _check_update(update: Update) -> None:
             raise SpecError(f"update.{name}={getattr(update, name)!r}: above 0")
 
 
+_THINKING = PromptConfig(
+    profile="paper", inputs=prompts.PAPER.inputs, propose_tokens=LONG_TOKENS, solve_tokens=LONG_TOKENS
+)
 _TINY = Update(learning_rate=1e-4, mini_batch=192, entropy=0.001)
 
 PROFILES: dict[str, TrainConfig] = {
@@ -279,14 +295,27 @@ PROFILES: dict[str, TrainConfig] = {
         profile="gpu1",
         iterations=100,
         batch=64,
-        prompt=PromptConfig(
-            profile="paper",
-            inputs=prompts.PAPER.inputs,
-            propose_tokens=LONG_TOKENS,
-            solve_tokens=LONG_TOKENS,
-        ),
+        prompt=_THINKING,
         executor=ExecutorConfig(wall_s=4.0),
         engine=EngineConfig(model=_CODER, device="cuda", dtype="bfloat16"),
+    ),
+    "coder-3b": TrainConfig(
+        profile="coder-3b",
+        iterations=100,
+        batch=64,
+        prompt=_THINKING,
+        executor=ExecutorConfig(wall_s=4.0),
+        engine=EngineConfig(model="Qwen/Qwen2.5-Coder-3B-Instruct", device="cuda", dtype="bfloat16"),
+    ),
+    "coder-7b": TrainConfig(
+        profile="coder-7b",
+        iterations=100,
+        batch=64,
+        prompt=_THINKING,
+        executor=ExecutorConfig(wall_s=4.0),
+        engine=EngineConfig(
+            name="trl", model="Qwen/Qwen2.5-Coder-7B-Instruct", device="cuda", options={"gradient_checkpointing": True}
+        ),
     ),
     "paper": TrainConfig(
         profile="paper",
@@ -301,7 +330,7 @@ PROFILES: dict[str, TrainConfig] = {
 
 def read(path: Path | None = None, *, profile: str | None = None, **options: object) -> TrainConfig:
     """A profile, changed by a file, changed by options; None is no option. Without `profile` the file's own counts."""
-    data = _file(path) if path is not None else {}
+    data = original.translated(_file(path)) if path is not None else {}
     name = profile or data.get("profile") or "laptop"
     if name not in PROFILES:
         raise SpecError(f"profile={name!r}: one of {', '.join(PROFILES)}")
@@ -360,22 +389,20 @@ def _changed(base: Any, data: object, where: str) -> object:
         if key not in hints:
             raise SpecError(f"{name}: no such setting; there are {', '.join(hints)}")
         now = getattr(base, key)
-        changes[key] = (
-            _changed(now, value, name) if dataclasses.is_dataclass(now) else _fitting(value, hints[key], name)
-        )
+        changes[key] = _changed(now, value, name) if dataclasses.is_dataclass(now) else fitting(value, hints[key], name)
     return dataclasses.replace(base, **changes)
 
 
-def _fitting(value: object, hint: Any, name: str) -> object:
-    """The value as its field wants it, or SpecError."""
+def fitting(value: object, hint: Any, name: str) -> object:
+    """The value as its field wants it, or SpecError that names the key."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _one_of(value, arguments, name)
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_fitting(item, arguments[0], f"{name}[{n}]") for n, item in enumerate(cast("list[Any]", value)))
+        return tuple(fitting(item, arguments[0], f"{name}[{n}]") for n, item in enumerate(cast("list[Any]", value)))
     if origin is not None and origin is not tuple and isinstance(value, Mapping):
         pairs = cast("Mapping[str, Any]", value).items()
-        return {str(key): _fitting(item, arguments[1], f"{name}.{key}") for key, item in pairs}
+        return {str(key): fitting(item, arguments[1], f"{name}.{key}") for key, item in pairs}
     if isinstance(hint, type) and issubclass(hint, enum.StrEnum) and isinstance(value, str):
         if value not in list(hint):
             raise SpecError(f"{name}={value!r}: one of {', '.join(hint)}")
@@ -392,7 +419,7 @@ def _fitting(value: object, hint: Any, name: str) -> object:
 def _one_of(value: object, hints: tuple[Any, ...], name: str) -> object:
     for hint in hints:
         try:
-            return _fitting(value, hint, name)
+            return fitting(value, hint, name)
         except SpecError:
             continue
     raise SpecError(f"{name}={value!r}: {' or '.join(map(_called, hints))} is wanted")

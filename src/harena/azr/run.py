@@ -36,7 +36,7 @@ from harena.azr.engines.protocol import Engine, Generator
 from harena.azr.errors import TrainingError
 from harena.azr.learn import metrics
 from harena.azr.loop import Iteration, Proposed, Trainer
-from harena.azr.report import evaluate, journal
+from harena.azr.report import evaluate, journal, progress
 from harena.azr.report import html as report
 from harena.azr.report.evaluate import How, ModelEvaluation
 from harena.azr.report.journal import RunJournal, Sink
@@ -47,7 +47,6 @@ from harena.errors import SpecError
 
 CONFIG, BUFFERS, CHECKPOINTS = "config.json", "buffers", "checkpoints"
 MAX_SAMPLE_CHARS = 2_000
-BY_OPERATIONS = " by operations"
 
 Say = Callable[[str], None]
 MakeEngine = Callable[[TrainConfig], Engine]
@@ -67,10 +66,13 @@ class RunOutcome:
     folder: Path
     iterations: int
     before: ModelEvaluation | None
-    """Held-out accuracy before the first iteration of this call; None when evaluation is off."""
+    """Held-out accuracy before the first iteration of the run; None when evaluation is off."""
     after: ModelEvaluation | None
     last: Iteration | None
     seconds: float
+    """Time of this call."""
+    continued_after: int = 0
+    """The iteration after which this call continued a run; 0 for a new one."""
 
 
 def held_out_suite(config: TrainConfig) -> list[Item]:
@@ -174,7 +176,8 @@ def train(
         trainer = Trainer(engine, verifier, config)
         whole = Run(folder, config, engine, verifier, trainer, log, held_out_suite(config), say)
         whole.resume() if resume and whole.has_checkpoint() else whole.begin()
-        before = after = whole.evaluated()
+        continued_after = trainer.number
+        before, after = whole.before_and_now()
         last: Iteration | None = None
         saved = True
         with Patience(say) as patience:  # around all: between two iterations a signal must not end them either
@@ -200,6 +203,7 @@ def train(
         after=after,
         last=last,
         seconds=time.perf_counter() - started,
+        continued_after=continued_after,
     )
 
 
@@ -242,6 +246,8 @@ class Run:
     log: RunJournal
     items: list[Item]
     say: Say
+    pace: progress.Pace = dataclasses.field(default_factory=progress.Pace)
+    """Iterations of this call, to tell how long the rest takes."""
 
     def begin(self) -> None:
         settings = configs.as_dict(self.config)
@@ -296,8 +302,19 @@ class Run:
         self.log.write("step", iteration=done.number, **done.metrics)
         for sample in samples_of(done):
             self.log.write("sample", iteration=done.number, **sample)
-        self.say(line_of(done, self.config.iterations))
+        left = self.pace.left(self.config.iterations - done.number)
+        self.say(line_of(done, self.config.iterations) + (f"; about {left} left" if left else ""))
         return done
+
+    def before_and_now(self) -> tuple[ModelEvaluation | None, ModelEvaluation | None]:
+        """Held-out accuracy before the run and at this point. What the journal has is not measured again."""
+        self.pace = progress.Pace()
+        if not self.items:
+            return None, None
+        records = [record for record in journal.read(self.folder) if record["kind"] == "eval"]
+        known = {record.get("iteration"): evaluate.from_record(record) for record in records}
+        now = known.get(self.trainer.number) or self.evaluated()
+        return known.get(0) or now, now
 
     def evaluated(self) -> ModelEvaluation | None:
         if not self.items:
@@ -325,7 +342,7 @@ def suites_of(found: ModelEvaluation) -> dict[str, Any]:
     """Return scores for the journal, with kinds apart from grades."""
     graded = {name: score.as_json() for name, score in found.scores.items() if name.endswith(" op")}
     whole = {name: score.as_json() for name, score in found.scores.items() if name not in graded}
-    return {found.suite: whole, **({found.suite + BY_OPERATIONS: graded} if graded else {})}
+    return {found.suite: whole, **({found.suite + evaluate.BY_OPERATIONS: graded} if graded else {})}
 
 
 def line_of(done: Iteration, of: int) -> str:

@@ -47,8 +47,18 @@ ENGINES: Mapping[str, EngineEntry] = {
             extra="azr",
             packages=("numpy", "torch", "safetensors", "yaml"),
             options=(
-                *("threads", "max_prompt", "rows", "check_every", "graphs", "fuse", "kernel", "max_places"),
-                *("value_head", "micro_tokens", "save_memory", "warmup_steps", "betas", "weight_decay"),
+                *(
+                    "threads",
+                    "check_memory",
+                    "max_prompt",
+                    "rows",
+                    "check_every",
+                    "graphs",
+                    "fuse",
+                    "kernel",
+                    "max_places",
+                ),
+                *("value_head", "micro_tokens", "save_memory", "warmup_steps", "beta1", "beta2", "weight_decay"),
             ),
         ),
         EngineEntry(

@@ -10,12 +10,14 @@ copied. Does not load or save files: weights.py and checkpoint.py do.
 from __future__ import annotations
 
 import time
+import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
 
 import torch
 
+from harena.azr.config import fitting
 from harena.azr.engines.protocol import Completion, CompletionRequest, OnDone, Rollout, Sampling, Update
 from harena.azr.learn.learner import LearnSettings, PolicyLearner
 from harena.azr.model import weights
@@ -26,6 +28,8 @@ from harena.azr.model.stops import Stops
 from harena.azr.model.tokenizer import TextCodec
 from harena.errors import SpecError
 
+MAX_PROMPT = 8_192
+
 
 class TorchEngine:
     def __init__(
@@ -35,7 +39,7 @@ class TorchEngine:
         *,
         decode: DecodeSettings | None = None,
         learn: LearnSettings | None = None,
-        max_prompt: int = 8_192,
+        max_prompt: int = MAX_PROMPT,
     ) -> None:
         """`max_prompt`, in tokens, refuses prompts that would ask for an absurd cache."""
         if codec.vocab > model.config.vocab:
@@ -160,21 +164,51 @@ def build(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
         dtype = "bf16" if device.startswith("cuda") else "f32"
+    chosen = EngineOptions.of(options or {})
     loaded, codec = weights.load(model, device=device, dtype=dtype)
-    given: dict[str, Any] = dict(options or {})
-    max_prompt = int(given.pop("max_prompt", 8_192))
-    decode_names = {field.name for field in fields(DecodeSettings)} & set(given)
-    learn_names = {field.name for field in fields(LearnSettings)} & set(given)
-    unknown = set(given) - decode_names - learn_names
-    if unknown:
-        raise SpecError(f"engine options {sorted(unknown)}: the torch engine does not know them")
-    decode = replace(default_decode(loaded), **{name: given[name] for name in decode_names})
-    learn = LearnSettings(**{name: given[name] for name in learn_names})
-    return TorchEngine(loaded, codec, decode=decode, learn=learn, max_prompt=max_prompt)
+    decode = replace(default_decode(loaded), **chosen.decode)
+    return TorchEngine(loaded, codec, decode=decode, learn=chosen.learn, max_prompt=chosen.max_prompt)
+
+
+_LEAST: Mapping[str, float] = {"rows": 1, "check_every": 1, "max_prompt": 1}
+"""The smallest value of an option that is a number; 0 for the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """`engine.options`, each of the type that its setting has."""
+
+    decode: dict[str, Any]
+    """What differs from the defaults, which depend on the model."""
+    learn: LearnSettings
+    max_prompt: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, str | int | float | bool]) -> EngineOptions:
+        given = dict(options)
+        hints = typing.get_type_hints(DecodeSettings) | typing.get_type_hints(LearnSettings) | {"max_prompt": int}
+        for name, value in given.items():
+            if name not in hints:
+                raise SpecError(f"engine.options.{name}: the torch engine does not know it")
+            value = given[name] = cast("Any", fitting(value, hints[name], f"engine.options.{name}"))
+            if type(value) in (int, float) and not value >= _LEAST.get(name, 0):
+                raise SpecError(f"engine.options.{name}={value!r}: at least {_LEAST.get(name, 0)}")
+        for name in ("beta1", "beta2"):
+            if not given.get(name, 0.0) < 1:
+                raise SpecError(f"engine.options.{name}={given[name]!r}: below 1")
+        max_prompt = int(given.pop("max_prompt", MAX_PROMPT))
+        of_learning = {field.name for field in fields(LearnSettings)}
+        learn = {name: value for name, value in given.items() if name in of_learning}
+        decode = {name: value for name, value in given.items() if name not in of_learning}
+        return cls(decode=decode, learn=LearnSettings(**learn), max_prompt=max_prompt)
 
 
 def default_decode(model: DecoderModel) -> DecodeSettings:
-    if model.device.type == "cuda":
-        small = model.parameter_count() < 100_000_000
-        return DecodeSettings(rows=1_024 if small else 256, check_every=8)
+    return decode_defaults(model.parameter_count(), is_cuda=model.device.type == "cuda")
+
+
+def decode_defaults(size: int, *, is_cuda: bool) -> DecodeSettings:
+    """For a model with `size` parameters."""
+    if is_cuda:
+        return DecodeSettings(rows=1_024 if size < 100_000_000 else 256, check_every=8)
     return DecodeSettings(rows=256, check_every=2)

@@ -310,6 +310,7 @@ class _Session:
     play: run.Run | None = None
     resumed: bool = False
     before: ModelEvaluation | None = None
+    continued_after: int = 0
     last: Iteration | None = None
 
     def rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
@@ -329,7 +330,8 @@ class _Session:
         if self.last is None:  # here and not before: now the weights are where they will be for the whole run
             if not self.resumed:
                 play.begin()
-            self.before = play.evaluated()
+            self.continued_after = number
+            self.before, _ = play.before_and_now()
         elif self.config.evaluate_every and number % self.config.evaluate_every == 0:
             play.evaluated()
         self.last = play.iterate()
@@ -404,6 +406,7 @@ def train(
         after=after,
         last=session.last,
         seconds=time.perf_counter() - started,
+        continued_after=session.continued_after,
     )
 
 

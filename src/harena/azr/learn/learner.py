@@ -44,8 +44,17 @@ class LearnSettings:
     """Recompute activations; None chooses by size."""
     warmup_steps: int = 0
     """Optimiser steps over which the learning rate rises."""
-    betas: tuple[float, float] = (0.9, 0.99)
+    beta1: float = 0.9
+    beta2: float = 0.99
+    """Decay of AdamW's two means."""
     weight_decay: float = 0.0
+
+    def tokens_at_once(self, size: int, *, is_cuda: bool) -> int:
+        """Tokens of a forward and backward pass of a model with `size` parameters."""
+        return self.micro_tokens or (1_024 if not is_cuda else 32_768 if size > LARGE else 131_072)
+
+    def saves_memory(self, size: int) -> bool:
+        return size > LARGE if self.save_memory is None else self.save_memory
 
 
 class PolicyLearner:
@@ -59,12 +68,12 @@ class PolicyLearner:
         size = model.parameter_count()
         is_cuda = model.device.type == "cuda"
         self._pad = pad
-        self._micro = settings.micro_tokens or (1_024 if not is_cuda else 32_768 if size > LARGE else 131_072)
-        self._save = size > LARGE if settings.save_memory is None else settings.save_memory
+        self._micro = settings.tokens_at_once(size, is_cuda=is_cuda)
+        self._save = settings.saves_memory(size)
         self._reference: DecoderModel | None = None
         extra = [] if self.value is None else [(f"value.{n}", p) for n, p in self.value.named_parameters()]
         named = [*model.named_parameters(), *extra]
-        self._optimizer = MasterAdamW(named, betas=settings.betas, weight_decay=settings.weight_decay)
+        self._optimizer = MasterAdamW(named, betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay)
 
     # ---- one update ----
 

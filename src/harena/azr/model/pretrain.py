@@ -36,6 +36,12 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 """tiny 0.1M parameters, for tests; small 4.5M, the one that comes with Harena; base 9.6M."""
 
+FEW_TOKENS = 100_000_000
+"""Below this a model is not known to be of use. The least that self-play was run from is 117M tokens; the model that
+comes with Harena has read 436M."""
+FIRST_REPORT = 10
+"""Steps after which the speed is known well enough to tell how many tokens the whole will read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainSettings:
@@ -94,7 +100,7 @@ def pretrain(
 
     def save(progress: PretrainProgress) -> None:
         said = f"pretrained {settings.size}, seed {settings.seed}: {progress.step} steps, {progress.tokens} tokens"
-        weights.save(out, model, codec, form=form, note=said)
+        weights.save(out, model, codec, form=form, note=said, tokens=progress.tokens)
 
     try:
         batches = workers.batches() if workers else stream.batches()
@@ -126,7 +132,7 @@ def _train(
     while True:
         seconds = time.perf_counter() - started
         done = step / settings.steps if settings.steps else seconds / (60 * settings.minutes)
-        if step and (done >= 1 or step % report_every == 0):
+        if step and (done >= 1 or step % report_every == 0 or step == FIRST_REPORT):
             rate = rate_at(settings, step, done)
             mean = float(total) / max(1, counted)
             yield PretrainProgress(step=step, tokens=tokens, loss=mean, seconds=seconds, learning_rate=rate)
@@ -146,6 +152,24 @@ def _train(
         step += 1
         counted += count
         tokens += sum(int(batch.ends.sum()) for batch in micro)
+
+
+def expected_tokens(settings: PretrainSettings, now: PretrainProgress) -> int:
+    """Tokens at the end, at the speed so far."""
+    if settings.steps:
+        return round(now.tokens / now.step * settings.steps)
+    return round(now.tokens / max(now.seconds, 1e-9) * 60 * settings.minutes)
+
+
+def few(tokens: int) -> str:
+    """Warn about a model that read too little; empty when it read enough."""
+    if tokens >= FEW_TOKENS:
+        return ""
+    return (
+        f"{tokens / 1e6:.1f}M tokens are few: no model that read fewer than {FEW_TOKENS / 1e6:.0f}M was seen to gain "
+        "from self-play. That takes minutes on a GPU (--device cuda --workers 7) and hours on a processor; "
+        "`--model default` comes with Harena and has read 436M"
+    )
 
 
 def rate_at(settings: PretrainSettings, step: int, done: float) -> float:

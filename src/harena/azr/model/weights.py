@@ -51,6 +51,28 @@ def load(name: str, *, device: str = "cpu", dtype: str = "f32") -> tuple[Decoder
     return model, codec
 
 
+def shape_of(name: str) -> ModelConfig | None:
+    """The shape of a model, without its weights; None of a name that would have to be downloaded first."""
+    path = SMALL if name == "default" else Path(name)
+    try:
+        if path.suffix == ".safetensors":
+            return ModelConfig.from_dict(_about(path)["config"])
+        if path.suffix == ".gguf" and path.is_file():
+            return gguf.config_of(gguf.GgufFile(path))
+        return ModelConfig.from_hf(_json(path / "config.json")) if path.is_dir() else None
+    except (HarenaError, OSError):
+        raise
+    except Exception as error:  # readers of others' files raise what they like; that file is what is wrong
+        raise SpecError(f"{name}: not a model as it should be: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def tokens_read(name: str) -> int | None:
+    """Tokens that a file of ours was pretrained on; None where it does not say."""
+    path = Path(name)
+    found = _about(path).get("tokens") if path.suffix == ".safetensors" and path.is_file() else None
+    return found if isinstance(found, int) else None
+
+
 def _read(path: Path, name: str, dtype: torch.dtype) -> tuple[DecoderModel, Mapping[str, Tensor], TextCodec]:
     """A model without memory, what is to be in it, and its tokenizer; all three fit each other."""
     if path.suffix == ".safetensors":
@@ -85,8 +107,16 @@ def _outline(config: ModelConfig, state: Mapping[str, Tensor], dtype: torch.dtyp
 # ---- our own files ----
 
 
-def save(path: Path, model: DecoderModel, codec: ByteTokenizer, *, form: str = "int8", note: str = "") -> None:
-    """`form`: f32, bf16 or int8 (one scale a row; about one byte a weight)."""
+def save(
+    path: Path,
+    model: DecoderModel,
+    codec: ByteTokenizer,
+    *,
+    form: str = "int8",
+    note: str = "",
+    tokens: int | None = None,
+) -> None:
+    """`form`: f32, bf16 or int8 (one scale a row; about one byte a weight). `tokens`: that pretraining has read."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -102,6 +132,7 @@ def save(path: Path, model: DecoderModel, codec: ByteTokenizer, *, form: str = "
         else:
             raise SpecError(f"form {form!r}: there are f32, bf16 and int8")
     about = {"config": model.config.to_dict(), "tokenizer": codec.to_json(), "note": note}
+    about |= {} if tokens is None else {"tokens": tokens}
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     try:

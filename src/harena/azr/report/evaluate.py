@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ CODE_STOP = ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\nassert ", "\n#", '\n"
 """Where a continued function ends, for a model that goes on."""
 CODE_LIMITS = Limits(wall_s=10.0, memory_mb=512, processes=16, output_bytes=1 << 20)
 MAX_CODE_CHARS = 40_000
+BY_OPERATIONS = " by operations"
+"""What the journal calls the scores of a suite by grade, after the suite's name."""
 
 Progress = Callable[[int, int], object]
 
@@ -93,6 +95,25 @@ class ModelEvaluation:
             "verdicts": self.verdicts,
             "right": self.right,
         }
+
+
+def from_record(record: Mapping[str, Any]) -> ModelEvaluation | None:
+    """Return the evaluation that a journal's record `eval` holds, without verdicts; None where anything is missing."""
+    try:
+        suites = dict(record["suites"])
+        name = next(suite for suite in suites if not suite.endswith(BY_OPERATIONS))
+        both = {**suites[name], **suites.get(name + BY_OPERATIONS, {})}
+        return ModelEvaluation(
+            suite=name,
+            scores={str(label): Score.from_json(one) for label, one in both.items()},
+            k=1,
+            samples=1,
+            verdicts={},
+            seconds=float(record["seconds"]),
+            right={str(task): 1 for task in record["right"]},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration):  # files are not believed
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +267,10 @@ def _summary(
         for name in dict.fromkeys(names):
             by_label.setdefault(name, []).append(count)
     by_label["all"] = right
+    # A name that covers the same tasks as one before it, such as CRUXEval-O and deduction, replaces it.
+    places = {name: tuple(n for n, names in enumerate(labels) if name in names) for name in by_label if name != "all"}
+    covered = {tasks: name for name, tasks in places.items()}
+    by_label = {name: counts for name, counts in by_label.items() if name == "all" or covered[places[name]] == name}
     return ModelEvaluation(
         suite=suite,
         scores={

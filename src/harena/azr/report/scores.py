@@ -5,7 +5,7 @@ task are not independent."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,6 +29,11 @@ class Score:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Score:
+        value = math.nan if data["value"] is None else float(data["value"])
+        return cls(value=value, low=float(data["low"]), high=float(data["high"]), n=int(data["n"]))
 
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
