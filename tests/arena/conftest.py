@@ -3,6 +3,8 @@ run on both databases."""
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from harena.arena.db.models import EnvironmentKind
@@ -56,6 +58,17 @@ def store(url, clock):
     store.environments.put(ENV, EnvironmentKind.VERIFIED)
     yield store
     store.close()
+
+
+@pytest.fixture(scope="module")
+def redis():
+    """A Redis that a test may kill, if it starts it again."""
+    pytest.importorskip("redis", reason="no redis-py here: pip install 'harena[redis]'")
+    if shutil.which(servers.Redis.PROGRAM) is None:
+        pytest.skip("no Redis here: apt-get install redis-server")
+    server = servers.Redis()
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="module")

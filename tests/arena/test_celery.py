@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from support import servers
 from support.entries import ENV
 from support.killable import until
 
 pytest.importorskip("gymnasium")
+pytest.importorskip("celery", reason="no Celery here: pip install 'harena[celery]'")
 
 from harena.api.worker import celery_bell
 from harena.arena.arena import Arena, Roles
@@ -27,16 +26,6 @@ pytestmark = pytest.mark.services
 
 SECRET = "only for tests, and 16 bytes at least"
 AGENT = b"def act(observation): return int(observation[2] + observation[3] > 0)\n"
-
-
-@pytest.fixture(scope="module")
-def redis():
-    pytest.importorskip("celery", reason="no Celery here: pip install 'harena[celery]'")
-    if shutil.which("redis-server") is None:
-        pytest.skip("no Redis here: apt-get install redis-server")
-    server = servers.Redis()
-    yield server
-    server.close()
 
 
 @pytest.fixture

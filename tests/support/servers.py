@@ -182,5 +182,10 @@ class Redis:
         self.process.kill()
         self.process.wait()
 
+    def client(self):
+        import redis
+
+        return redis.Redis(port=self.port, socket_timeout=SOON_S)
+
     def close(self):
         self.kill()

@@ -40,6 +40,7 @@ from harena.api.routes import (
 from harena.arena import audit
 from harena.arena.arena import Arena
 from harena.arena.db.queries import Queries
+from harena.arena.redis.rates import SharedRates
 from harena.arena.work.dispatch import Dispatch
 
 DESCRIPTION = (
@@ -89,11 +90,14 @@ def create_app(
     )
 
     api.bell = workers.JobBell(api)
+    shared = SharedRates(arena.redis.link) if arena.redis is not None else None
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         yield
         api.live.close()
+        if shared is not None:
+            await shared.close()
 
     app = FastAPI(
         title="Harena",
@@ -121,5 +125,6 @@ def create_app(
         metrics=metrics,
         audit=functools.partial(audit.record, arena.settings.data),
         clock=clock,
+        shared=shared,
     )
     return app

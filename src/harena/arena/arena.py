@@ -31,6 +31,9 @@ from harena.arena.lock import FolderLock
 from harena.arena.queue.desk import Desk
 from harena.arena.queue.kinds import BY_NAME, KINDS
 from harena.arena.queue.workers import JobWorkers, WorkerLane
+from harena.arena.redis.bell import RedisBell
+from harena.arena.redis.boards import RankedBoards
+from harena.arena.redis.link import RedisLink
 from harena.arena.seasons.service import Seasons
 from harena.arena.settings import Settings
 from harena.arena.submissions.service import Submissions
@@ -52,6 +55,15 @@ class Roles:
     """Its workers do jobs only when something else calls them."""
     matchmaker: bool = True
     """Makes matches and keeps ratings and boards, unless another process does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedState:
+    """What processes share in Redis."""
+
+    link: RedisLink
+    bell: RedisBell
+    boards: RankedBoards
 
 
 class Arena:
@@ -79,6 +91,7 @@ class Arena:
         self.files = FileStore(settings.files)
         self.hub = Hub(self.store)
         opened.callback(self.hub.close)
+        self.redis = self._open_redis() if settings.redis_url else None
         self.runner = opened.enter_context(Runner(settings.workers)) if self.roles.workers else None
         self.bench = None if self.runner is None else Bench(runner=self.runner, pulls=settings.pull_policy)
         self.submissions = Submissions(self.store, self.queue, self.files, settings)
@@ -105,6 +118,16 @@ class Arena:
         if self.desk is not None:
             self.desk.place = self.workers.name
 
+    def _open_redis(self) -> SharedState:
+        link = RedisLink(self.settings.redis_url, self.settings.secret_key)
+        self._opened.callback(link.close)
+        shared = SharedState(
+            link=link, bell=RedisBell(link, self.store.database), boards=RankedBoards(link, self.store, self.hub)
+        )
+        self._opened.callback(shared.boards.close)
+        self._opened.callback(shared.bell.close)
+        return shared
+
     def _lanes(self) -> list[WorkerLane]:
         if self.runner is None:
             return []
@@ -123,6 +146,8 @@ class Arena:
             self.hub.start()
             self.workers.start()
             self.store.database.settle()
+            if self.redis is not None:
+                self.redis.bell.start()
             if self.roles.matchmaker:
                 self.matchmaker.start()
         except BaseException:

@@ -64,6 +64,8 @@ class Settings:
     scripts_at_once: int = 1
     celery_broker: str = field(default="", repr=False)
     """May hold a password."""
+    redis_url: str = field(default="", repr=False)
+    """May hold a password."""
     agent_images: tuple[str, ...] = ()
     """Repositories whose images may be handed in, and are pulled: docker.io/library/python, registry.example/team/*."""
 
@@ -134,6 +136,7 @@ class Settings:
             max_queued=given.number("HARENA_MAX_QUEUED", None) or 1000,
             workers=given.number("HARENA_WORKERS", None),
             celery_broker=given.text("CELERY_BROKER_URL"),
+            redis_url=given.text("REDIS_URL"),
             agent_images=tuple(name.strip() for name in given.text(AGENT_IMAGES).split(",") if name.strip()),
         )
 

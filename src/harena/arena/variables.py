@@ -28,6 +28,7 @@ VARIABLES = {
     "HARENA_WORKERS": "Processes that play (one for each processor)",
     "HARENA_AGENT_IMAGES": "Repositories of images that may be agents, with commas between them (none)",
     "CELERY_BROKER_URL": "`redis://…` or `amqp://…`: tells `harena worker --celery` of new jobs (none)",
+    "REDIS_URL": "`redis://…`: replicas share board sets, notices of changes and rate limits there (none)",
     "EXECUTOR_HOST": "Address of the gRPC executor (that of `--host`)",
     "EXECUTOR_PORT": "Port of the gRPC executor, unless `--grpc-port` names one (50051)",
     "LOG_LEVEL": "`DEBUG`, `INFO`, `WARNING` or `ERROR` (`WARNING`; `INFO` with `--json-logs`)",
@@ -35,7 +36,6 @@ VARIABLES = {
 """What each one does, and in brackets what holds without it."""
 
 WITHOUT_EFFECT = {
-    "REDIS_URL": "events stay in the process",
     "CELERY_RESULT_BACKEND": "results are in the database",
     "SUPABASE_URL": "files are in the data folder",
     "SENTRY_DSN": "errors are in the log",

@@ -22,7 +22,7 @@ from harena.arena.arena import Arena
 from harena.arena.db.environments import EnvironmentRecord
 from harena.arena.db.models import BoardKind, NotFound, SubmissionKind
 from harena.arena.db.queries import Queries
-from harena.arena.db.records import Filter, Sort
+from harena.arena.db.records import BoardRecord, Filter, Sort
 from harena.arena.db.seasons import SeasonRecord
 
 KEEP_S = 2.0
@@ -186,12 +186,8 @@ class Boards:
         return season
 
     def _scores(self, ask: Ask, kind: SubmissionKind) -> tuple[int, list[schema.BoardEntry]]:
-        where, sort = ask.where, ask.sort
-        found = self._store.boards.top(
-            ask.env_id, kind=kind, where=where, sort=sort, limit=ask.limit, offset=ask.offset
-        )
+        found, ranks, total = self._from_set(ask, kind) or self._from_tables(ask, kind)
         listed = self._queries.listed([entry.submission_id for entry in found])
-        ranks = self._ranks(ask, kind, [entry.score for entry in found])
         season = self._store.seasons.live(ask.env_id) if kind is SubmissionKind.VERIFIED else None
         tries: dict[str, int] = {}
         if season is not None:
@@ -201,14 +197,45 @@ class Boards:
             for entry, rank in zip(found, ranks, strict=True)
             if (of := listed.get(entry.submission_id)) is not None
         ]
-        return self._queries.board_total(ask.env_id, kind, where), entries
+        return total, entries
+
+    def _from_set(self, ask: Ask, kind: SubmissionKind) -> tuple[list[BoardRecord], list[int], int] | None:
+        """A page of the whole board in its order, which the sorted set in Redis knows, with lines from the database."""
+        ranked = self._arena.redis.boards if self._arena.redis is not None else None
+        if ranked is None or ask.where != Filter() or ask.sort is not Sort.SCORE_DESC:
+            return None
+        part = ranked.page(ask.env_id, kind, offset=ask.offset, limit=ask.limit)
+        if part is None:
+            return None
+        lines = self._store.boards.of(ask.env_id, kind, part.submission_ids)
+        found: list[BoardRecord] = []
+        for submission_id, score in zip(part.submission_ids, part.scores, strict=True):
+            line = lines.get(submission_id)
+            if line is None or line.score != score:
+                ranked.differs(ask.env_id, kind, submission_id)
+                return None
+            found.append(line)
+        return found, shared_ranks(part.scores, ask.offset, 1 + part.above), part.total
+
+    def _from_tables(self, ask: Ask, kind: SubmissionKind) -> tuple[list[BoardRecord], list[int], int]:
+        where = ask.where
+        found = self._store.boards.top(
+            ask.env_id, kind=kind, where=where, sort=ask.sort, limit=ask.limit, offset=ask.offset
+        )
+        ranks = self._ranks(ask, kind, [entry.score for entry in found])
+        return found, ranks, self._queries.board_total(ask.env_id, kind, where)
 
     def _ranks(self, ask: Ask, kind: SubmissionKind, scores: Sequence[float]) -> list[int]:
         """Return the ranks of a page's entries on the whole board. Where nothing is left out between its entries,
         counting from its top is enough."""
         where = ask.where
         gapless = where.user is None and where.algorithm is None and where.dates == (None, None)
-        if not scores or not gapless or ask.sort is not Sort.SCORE_DESC:
+        if not scores:
+            return []
+        if not gapless or ask.sort is not Sort.SCORE_DESC:
+            ranked = self._arena.redis.boards.ranks(ask.env_id, kind, scores) if self._arena.redis is not None else None
+            if ranked is not None:
+                return [1 + better for better in ranked.better]
             by_score = self._queries.board_ranks(ask.env_id, kind, scores)
             return [by_score[score] for score in scores]
         above = ask.offset

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harena.api.http import errors
 from harena.api.http.errors import ApiError
-from harena.api.http.limits import Buckets, Rate, RequestLimits, address_of
+from harena.api.http.limits import Buckets, Rate, RequestLimits, SharedLimits, address_of
 from harena.api.http.metrics import Metrics
 
 ACCESS = logging.getLogger("harena.api.access")
@@ -111,6 +111,7 @@ class Gate:
         metrics: Metrics,
         audit: Callable[..., None] = lambda *_, **__: None,
         clock: Callable[[], float] = time.monotonic,
+        shared: SharedLimits | None = None,
     ) -> None:
         """`audit(who, what, **more)` is told of every request by which a host changes something."""
         self.app = app
@@ -123,6 +124,7 @@ class Gate:
             name: getattr(limits, name) for name in ("read", "write", "upload", "worker", "login")
         }
         self._buckets = {name: Buckets(rate, clock) for name, rate in rates.items()}
+        self._shared = shared
         self._addresses: dict[str, tuple[str, bool]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +133,7 @@ class Gate:
             return
         exchange = _Exchange(scope, send)
         try:
-            self._admit(scope, exchange)
+            await self._admit(scope, exchange)
             if exchange.method not in SAFE:
                 receive = await self._body(scope, exchange, receive)
             await self.app(scope, receive, exchange.send)
@@ -150,7 +152,7 @@ class Gate:
         finally:
             self._record(scope, exchange)
 
-    def _admit(self, scope: Scope, exchange: _Exchange) -> None:
+    async def _admit(self, scope: Scope, exchange: _Exchange) -> None:
         headers, unsafe = exchange.headers, exchange.method not in SAFE
         if not self.hosts.allows(headers.get(b"host", b"").decode("latin-1")):
             raise ApiError(
@@ -161,14 +163,17 @@ class Gate:
             )
         if unsafe:
             _check_site(headers)
-        self._check_rate(scope, exchange)
+        await self._check_rate(scope, exchange)
 
-    def _check_rate(self, scope: Scope, exchange: _Exchange) -> None:
+    async def _check_rate(self, scope: Scope, exchange: _Exchange) -> None:
         address, loopback = self._address(scope, exchange.headers)
         kind = _kind(exchange.method, scope["path"])
         if loopback and self.limits.spare_loopback and kind != "login":
             return
-        wait_s = self._buckets[kind].take(address)
+        bucket = self._buckets[kind]
+        wait_s = bucket.take(address)
+        if not wait_s and self._shared is not None:
+            wait_s = await self._shared.take(kind, address, per_s=bucket.rate.per_s, burst=bucket.rate.burst)
         if wait_s:
             self.metrics.limited.inc()
             seconds = str(max(1, math.ceil(wait_s)))

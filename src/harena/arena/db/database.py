@@ -73,6 +73,8 @@ class Database:
         self.engine = _engine(url, synchronous)
         self._local = threading.local()
         self._listeners: tuple[Callable[[Changes], object], ...] = ()
+        self.relay: Callable[[Changes], object] | None = None
+        """Called after each commit of this process that noted a change, to tell other processes. It must be quick."""
         embedded = self.engine.dialect.name == "sqlite"
         self._writer = _OneWriter(self.engine) if embedded else _OneInTurn(self.engine)
         # A statement outside of `begin()` is on its own on both, and PostgreSQL need not be told where it ends.
@@ -106,7 +108,7 @@ class Database:
         if self.engine.dialect.name == "sqlite":
             return True
         with self._told():
-            presence = Presence(self.engine, self._token, self._announce)
+            presence = Presence(self.engine, self._token, self.heard)
             alone = presence.join(JOIN_S)
         if alone is None:
             raise DatabaseInUse("another process is starting on this database and does not finish: look at it first")
@@ -145,7 +147,9 @@ class Database:
             finally:
                 self._local.connection = None
         if changes:
-            self._announce(frozenset(changes))
+            self.heard(frozenset(changes))
+            if self.relay is not None:
+                self.relay(frozenset(changes))
 
     @contextmanager
     def single(self) -> Generator[sa.Connection]:
@@ -173,7 +177,8 @@ class Database:
 
         return remove
 
-    def _announce(self, changes: Changes) -> None:
+    def heard(self, changes: Changes) -> None:
+        """Tell the listeners of changes, of this process or of another one."""
         for listener in self._listeners:
             try:
                 listener(changes)

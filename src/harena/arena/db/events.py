@@ -48,6 +48,10 @@ class EventRepository:
             query = query.where(events.c.topic.in_(list(topics)))
         return [EventNotice(**row) for row in self._database.rows(query.order_by(events.c.number).limit(page(limit)))]
 
+    def get(self, number: int) -> EventNotice | None:
+        row = self._database.row(sa.select(*columns(events, EventNotice)).where(events.c.number == number))
+        return EventNotice(**row) if row else None
+
     def last(self) -> int:
         """Its number; 0: nothing has happened yet."""
         row = self._database.row(sa.select(sa.func.max(events.c.number).label("number")))

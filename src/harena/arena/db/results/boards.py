@@ -6,6 +6,7 @@ season's submission scored cannot stand on it; it follows from the submissions a
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
@@ -51,6 +52,35 @@ class BoardRepository:
         entries = board_query(env_id, kind, where or Filter(), Sort.SCORE_DESC).order_by(None)
         row = self._database.row(entries.with_only_columns(sa.func.count().label("n"), maintain_column_froms=True))
         return row["n"] if row else 0
+
+    def entries(self, env_id: str, kind: SubmissionKind, places: Collection[tuple[str, str]]) -> list[BoardRecord]:
+        """The entries of these owners and algorithms."""
+        names = {owner for owner, _ in places}
+        whose = sa.select(owners.c.id).where(owners.c.name.in_(names))
+        query = _ENTRIES.where(board.c.env_id == env_id, board.c.kind == SubmissionKind(kind))
+        rows = self._database.rows(
+            query.where(board.c.owner_id.in_(whose), board.c.algorithm.in_({algorithm for _, algorithm in places}))
+        )
+        return [BoardRecord(**row) for row in rows if (row["owner"], row["algorithm"]) in places]
+
+    def of(self, env_id: str, kind: SubmissionKind, submission_ids: Collection[str]) -> dict[str, BoardRecord]:
+        """Those of the submissions that stand on the live board now."""
+        query = _ENTRIES.join(submissions, _STANDS).where(submissions.c.id.in_(list(submission_ids)))
+        rows = self._database.rows(query.where(board.c.env_id == env_id, board.c.kind == SubmissionKind(kind)))
+        return {row["submission_id"]: BoardRecord(**row) for row in rows}
+
+    def part(
+        self, env_id: str, kind: SubmissionKind, *, after: tuple[str, str] | None, limit: int
+    ) -> tuple[list[BoardRecord], tuple[str, str] | None]:
+        """Entries by owner and algorithm after the place given, and the last one's place, to go on from there."""
+        query = _ENTRIES.add_columns(board.c.owner_id).where(
+            board.c.env_id == env_id, board.c.kind == SubmissionKind(kind)
+        )
+        if after is not None:
+            query = query.where(sa.tuple_(board.c.owner_id, board.c.algorithm) > sa.tuple_(*map(sa.literal, after)))
+        rows = self._database.rows(query.order_by(board.c.owner_id, board.c.algorithm).limit(limit))
+        last = (rows[-1]["owner_id"], rows[-1]["algorithm"]) if rows else None
+        return [BoardRecord(**{name: row[name] for name in BoardRecord.__dataclass_fields__}) for row in rows], last
 
     def clear(self, env_id: str) -> None:
         """Empty the board for a new season. The submissions keep their scores."""
@@ -108,6 +138,13 @@ _BEST = (
 # Not joins: a planner that started from the owners would read the whole board.
 _OWNER_NAME = sa.select(owners.c.name).where(owners.c.id == board.c.owner_id).scalar_subquery().label("owner")
 _ENTRIES = sa.select(*columns(board, BoardRecord), _OWNER_NAME)
+_STANDS = (
+    (submissions.c.env_id == board.c.env_id)
+    & (submissions.c.kind == board.c.kind)
+    & (submissions.c.owner_id == board.c.owner_id)
+    & (submissions.c.algorithm == board.c.algorithm)
+    & (submissions.c.id == board.c.submission_id)
+)
 
 
 def board_query(
