@@ -92,8 +92,28 @@ class Visitor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    team: str
+    owner: str
+    captain: bool
+    """The captain invites and removes members."""
+    joined: bool
+    """False: invited, and has not answered yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """An owner that its members act for: they share its quota, its finalists and its rows on boards."""
+
+    name: str
+    members: tuple[Membership, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Me(Visitor):
     quota: Quota
+    teams: tuple[Membership, ...] = ()
+    """Invitations are among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +196,16 @@ class Environment:
     entries: int = 0
     submissions: int = 0
     season: Season | None = None
+    access: str = "public"
+    """public, invited (only guests submit) or private (only guests know of it)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guests:
+    """Owners, teams among them, whom the host has invited to an environment that is not public."""
+
+    env_id: str
+    owners: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

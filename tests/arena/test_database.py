@@ -209,7 +209,7 @@ def test_a_folder_of_the_first_schema_opens_with_all_that_it_held(tmp_path):
     again.close()
 
 
-NEW_OF_JOBS = ("share", "part", "turn", "cost_s", "yielded", "place", "env_id", "deaths")
+NEW_OF_JOBS = ("share", "part", "turn", "cost_s", "yielded")
 
 
 def test_today_s_schema_is_made_from_the_first_on_every_database(empty_url):
@@ -217,6 +217,7 @@ def test_today_s_schema_is_made_from_the_first_on_every_database(empty_url):
     store.environments.put(ENV, EnvironmentKind.VERIFIED)
     season = store.seasons.start(ENV, "season 1")
     with store.begin() as connection:
+        migrations.migrate(connection, 0.0, to=3)
         for statement in (
             "DROP TABLE draws",
             "DROP TABLE practices",
@@ -263,6 +264,24 @@ def test_a_schema_goes_back_a_version_and_forward_again_with_its_rows(empty_url)
     store = Store(empty_url)
     assert tables(store) == new
     assert store.jobs.get(job_id).payload == {"n": 1}
+    store.close()
+
+
+def test_a_schema_with_a_private_environment_does_not_go_back_to_one_that_would_show_it(empty_url):
+    store = Store(empty_url)
+    store.environments.put("CartPole-v1", models.EnvironmentKind.VERIFIED, access=models.Access.PRIVATE)
+    before = tables(store)
+    with pytest.raises(SpecError, match="private"), store.begin() as connection:
+        migrations.migrate(connection, 0.0, to=4)
+    assert tables(store) == before
+    store.environments.put("CartPole-v1", models.EnvironmentKind.VERIFIED, access=models.Access.PUBLIC)
+    with store.begin() as connection:
+        migrations.migrate(connection, 0.0, to=4)
+    assert {"guests", "members"}.isdisjoint(tables(store))
+    store.close()
+    store = Store(empty_url)
+    assert tables(store) == before
+    assert store.environments.get("CartPole-v1").access is models.Access.PUBLIC
     store.close()
 
 

@@ -35,6 +35,7 @@ from harena.api.routes import (
     matches,
     session,
     submissions,
+    teams,
     workers,
 )
 from harena.arena import audit
@@ -48,7 +49,7 @@ DESCRIPTION = (
     "says so. Send a key as `Authorization: Bearer hrn_…`. Every refusal is {code, detail, hint, request_id}."
 )
 # Boards first: routes are tried in order, and boards are asked for most.
-ROUTERS = (boards, session, environments, submissions, matches, workers, admin, events, exports, legacy)
+ROUTERS = (boards, session, environments, submissions, matches, teams, workers, admin, events, exports, legacy)
 
 
 def operation_id(route: APIRoute) -> str:

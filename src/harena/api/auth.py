@@ -47,12 +47,19 @@ SCHEMES = (
 class Principal:
     key: KeyRecord | None = None
     client_id: str | None = None
+    teams: frozenset[str] = frozenset()
+    """Teams that the key's owner is a member of."""
     csrf: str | None = None
     """Token that the page sends back with its requests; set only for sessions with a cookie."""
 
     @property
     def owner(self) -> str | None:
         return self.key.owner if self.key else None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Owners that it may act for: itself and its teams."""
+        return frozenset() if self.key is None else self.teams | {self.key.owner}
 
     def can(self, scope: Scope) -> bool:
         return self.key is not None and self.key.allows(scope)
@@ -61,7 +68,7 @@ class Principal:
         if submission.anonymous:
             known, shown = submission.client_id, self.client_id
             return bool(known and shown) and hmac.compare_digest((known or "").encode(), (shown or "").encode())
-        return self.owner is not None and self.owner == submission.owner
+        return submission.owner in self.names
 
     def sees(self, submission: SubmissionRecord) -> bool:
         """Code, logs and reasons: its owner's, and the host's who has to help."""
@@ -112,7 +119,8 @@ def _from_header(request: Request, api: Api) -> Principal | None:
             raise _unauthorized("the Authorization header is of the form: Bearer hrn_…")
     if token is None:
         return None
-    return Principal(key=authenticate(api, token.strip()), client_id=_client_id(request))
+    key = authenticate(api, token.strip())
+    return Principal(key=key, teams=frozenset(api.store.teams.of(key.owner)), client_id=_client_id(request))
 
 
 def authenticate(api: Api, token: str) -> KeyRecord:
@@ -141,7 +149,8 @@ def _from_cookie(request: Request, api: Api) -> Principal | None:
             "the request lacks the session's CSRF token",
             hint="send the value of `csrf` of GET /v1/me as X-CSRF-Token, or use a key in a header",
         )
-    return Principal(key=key, csrf=csrf, client_id=_client_id(request))
+    teams = frozenset(api.store.teams.of(key.owner))
+    return Principal(key=key, teams=teams, csrf=csrf, client_id=_client_id(request))
 
 
 def _live_key(api: Api, cookie: str) -> KeyRecord | None:
@@ -219,6 +228,8 @@ class Sender:
     owner: str
     anonymous: bool
     client_id: str | None
+    name: str | None = None
+    """The member who sends it for a team."""
 
 
 def sender(
@@ -229,12 +240,14 @@ def sender(
     shown = client_id or found.client_id
     if found.key is not None:
         require(found, Scope.SUBMIT)
+        if user_id in found.teams:
+            return Sender(owner=user_id, anonymous=False, client_id=shown, name=found.key.owner)
         if user_id not in ("", ANONYMOUS, found.key.owner):
             raise ApiError(
                 403,
                 "not_you",
                 f"the key is not of {user_id[:80]!r}",
-                hint="leave user_id out: the key decides the name",
+                hint="leave user_id out, or name a team that you are a member of",
             )
         return Sender(owner=found.key.owner, anonymous=False, client_id=shown)
     if not api.settings.anonymous_submit or (api.loopback and not loopback):
@@ -247,7 +260,7 @@ def sender(
             "user_id is a name in printable characters, without a mark such as #0123abcd at its end",
             hint="leave out what cannot be seen",
         )
-    if _looks(owner) in api.queries.keyed_looks(_looks):
+    if looks(owner) in api.queries.keyed_looks(looks):
         raise _unauthorized(
             f"the name {owner[:80]!r} belongs to the owner of a key", hint="send the key, or another name"
         )
@@ -255,7 +268,7 @@ def sender(
     return Sender(owner=marked(owner, mark) if mark else owner, anonymous=True, client_id=shown)
 
 
-def _looks(name: str) -> str:
+def looks(name: str) -> str:
     """Two names with the same looks are one to whoever reads a board."""
     return "".join(unicodedata.normalize("NFKC", name).casefold().split())
 

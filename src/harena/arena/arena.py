@@ -19,7 +19,7 @@ from harena.arena import hosting
 from harena.arena.db.environments import EnvironmentRecord
 from harena.arena.db.files import FileStore
 from harena.arena.db.jobs import QueuedJob
-from harena.arena.db.models import EnvironmentKind
+from harena.arena.db.models import Access, EnvironmentKind
 from harena.arena.db.store import Store
 from harena.arena.events.bus import Hub
 from harena.arena.ladder.challenges import Challenges
@@ -178,11 +178,18 @@ class Arena:
         kind: EnvironmentKind | None = None,
         settings: Mapping[str, Any] | None = None,
         enabled: bool = True,
+        access: Access | None = None,
     ) -> EnvironmentRecord:
         """Adds or changes one; starts its first season. What is not given stays as it is; a new one is a ladder when
         its game has several seats. Raises UnknownGame, SpecError."""
         made = hosting.put_environment(
-            self.store, env_id, kind=kind, settings=settings, enabled=enabled, start_season=self.seasons.start
+            self.store,
+            env_id,
+            kind=kind,
+            settings=settings,
+            enabled=enabled,
+            access=access,
+            start_season=self.seasons.start,
         )
         self.matchmaker.wake()
         return made

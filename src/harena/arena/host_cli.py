@@ -19,12 +19,14 @@ from harena.terminal import safe
 ENVS_EPILOG = """\
 Without ACTION, the games that are installed. `add` offers one on the arena's page, with its first season; a game of
 your own is named as module:factory, found in the folder that the arena is started in, or in PYTHONPATH. `close` takes
-no more submissions, `open` takes them again, `show` prints the settings.
+no more submissions, `open` takes them again, `show` prints the settings. Everybody sees an `invited` board, and its
+guests submit to it; only its guests and hosts know of a `private` one.
 
 examples:
   harena envs
   harena envs add LunarLander-v3 --title "Lunar lander"
   harena envs add nim:Nim --set games_target=40 --set rules=@rules.md
+  harena envs add pong --access private --guest ann --guest "the blue team"
   harena envs close CartPole-v1"""
 
 
@@ -42,6 +44,10 @@ def _fill_envs(command: argparse.ArgumentParser) -> None:
     command.add_argument("env", nargs="?", metavar="ENV", help="its id, or module:factory")
     command.add_argument("--kind", choices=("verified", "ladder", "script-only"), help="(as the game is)")
     command.add_argument("--title", metavar="TEXT")
+    command.add_argument(
+        "--access", choices=("public", "invited", "private"), help="who may see it, and submit to it (public)"
+    )
+    command.add_argument("--guest", action="append", default=[], metavar="OWNER", help="to invite; may be repeated")
     command.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; @FILE reads a text"
     )
@@ -73,7 +79,7 @@ def _guard(command: argparse.ArgumentParser, action: Action) -> None:
 
 def _change(args: argparse.Namespace) -> int:
     from harena.arena import audit, hosting
-    from harena.arena.db.models import EnvironmentKind
+    from harena.arena.db.models import Access, EnvironmentKind
     from harena.match import registry
 
     if args.env is None:
@@ -86,8 +92,15 @@ def _change(args: argparse.Namespace) -> int:
             kind = None if args.kind is None else EnvironmentKind(args.kind)
             given = _given(args)
             made = hosting.put_environment(
-                store, args.env, kind=kind, settings=given or None, start_season=store.seasons.start
+                store,
+                args.env,
+                kind=kind,
+                settings=given or None,
+                access=None if args.access is None else Access(args.access),
+                start_season=store.seasons.start,
             )
+            for guest in args.guest:
+                store.guests.invite(made.env_id, guest)
         else:
             found = store.environments.get(args.env)
             made = found
@@ -100,7 +113,15 @@ def _change(args: argparse.Namespace) -> int:
     finally:
         store.close()
     if args.json or args.what == "show":
-        print_json({"env_id": made.env_id, "kind": made.kind, "enabled": made.enabled, "settings": made.settings})
+        print_json(
+            {
+                "env_id": made.env_id,
+                "kind": made.kind,
+                "enabled": made.enabled,
+                "access": made.access,
+                "settings": made.settings,
+            }
+        )
     else:
         print(safe(f"{made.env_id}: {made.kind}, {'open' if made.enabled else 'closed'}"))
         if args.what == "add" and ":" in made.env_id:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from harena.arena.db.environments import EnvironmentRecord
-from harena.arena.db.models import EnvironmentKind, NotFound
+from harena.arena.db.models import Access, EnvironmentKind, NotFound
 from harena.arena.db.store import Store
 from harena.arena.settings import EnvironmentSettings
 from harena.errors import HarenaError, SpecError
@@ -27,6 +27,7 @@ def put_environment(
     kind: EnvironmentKind | None = None,
     settings: Mapping[str, Any] | None = None,
     enabled: bool = True,
+    access: Access | None = None,
     start_season: Callable[[str, str], object],
 ) -> EnvironmentRecord:
     """Adds or changes one; starts its first season. What is not given stays as it is; a new one is a ladder when its
@@ -39,7 +40,7 @@ def put_environment(
         EnvironmentSettings.parse(settings).check_texts()
         chosen = kind or (before.kind if before else None) or _kind_of(full)
         _check_kind(full, chosen)
-        made = store.environments.put(full, chosen, settings=dict(settings), enabled=enabled)
+        made = store.environments.put(full, chosen, settings=dict(settings), enabled=enabled, access=access)
         if not store.seasons.all(full):
             start_season(full, FIRST_SEASON)
     return made

@@ -20,7 +20,7 @@ from harena.api.answers import views
 from harena.api.http.metrics import Metrics
 from harena.arena.arena import Arena
 from harena.arena.db.environments import EnvironmentRecord
-from harena.arena.db.models import BoardKind, NotFound, SubmissionKind
+from harena.arena.db.models import PRIVATE_LABEL, BoardKind, NotFound, SubmissionKind
 from harena.arena.db.queries import Queries
 from harena.arena.db.records import BoardRecord, Filter, Sort
 from harena.arena.db.seasons import SeasonRecord
@@ -134,7 +134,8 @@ class Boards:
         if contract:
             found = [views.contract_entry(entry, ask.env_id, board.board) for entry in board.entries]
         body = msgspec.json.encode(schema.as_json(found))
-        self._metrics.board_queries.labels(ask.env_id, ask.sort.value).inc()
+        shown = PRIVATE_LABEL if ask.env_id in self._store.guests.private() else ask.env_id
+        self._metrics.board_queries.labels(shown, ask.sort.value).inc()
         self._metrics.board_duration.observe(time.perf_counter() - began)
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         return BoardPage(

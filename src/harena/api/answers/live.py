@@ -155,13 +155,16 @@ class Live:
 
     # ---- what a client reads ----
 
-    async def events(self, topics: Collection[str], address: str, after: int | None) -> AsyncGenerator[bytes]:
-        """Stream events from now on, or from after the event of that number."""
+    async def events(
+        self, topics: Collection[str], address: str, after: int | None, visible: Callable[[], Collection[str]]
+    ) -> AsyncGenerator[bytes]:
+        """Stream events from now on, or from after the event of that number. `visible` returns the topics that the
+        reader may have at that moment."""
         with self.opened(topics, address) as stream:
             yield FIRST
             last = 0
             if after is not None:  # after the stream was opened, so that nothing falls between
-                for notice in await run_in_threadpool(self._missed, topics, after):
+                for notice in await run_in_threadpool(lambda: self._missed(visible(), after)):
                     if notice is None:
                         yield RESET_EVENT
                     else:
@@ -170,6 +173,9 @@ class Live:
             while not stream.closed:
                 items = await stream.get(HEARTBEAT_S)
                 fresh = [item for item in items if item is None or item.number > last]
+                if fresh:
+                    now = await run_in_threadpool(visible)
+                    fresh = [item for item in fresh if item is None or item.topic in now]
                 if not items:
                     yield HEARTBEAT if not stream.closed else b""
                 for item in fresh:

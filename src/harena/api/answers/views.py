@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from harena import schema
 from harena.arena.db.accounts.keys import KeyRecord
+from harena.arena.db.accounts.teams import Membership
 from harena.arena.db.environments import EnvironmentRecord
 from harena.arena.db.events import EventNotice
 from harena.arena.db.jobs import QueuedJob, QueuePlace
@@ -348,6 +349,10 @@ def tournament(
 
 
 # The rest
+
+
+def membership(of: Membership) -> schema.Membership:
+    return fill(schema.Membership, of, joined=of.joined_at is not None)
 
 
 def key(of: KeyRecord) -> schema.Key:

@@ -16,11 +16,11 @@ from harena.api.auth import Host
 from harena.api.context import Api, ApiOf, reply
 from harena.api.http.errors import ApiError
 from harena.api.routes.boards import MAX_OFFSET
-from harena.api.routes.environments import MAX_SEASON, game_info, overview
+from harena.api.routes.environments import MAX_SEASON, EnvId, game_info, overview
 from harena.api.routes.matches import Id
 from harena.api.routes.submissions import find
 from harena.arena import audit
-from harena.arena.db.models import ACTIVE, MAX_NAME, Conflict, EnvironmentKind
+from harena.arena.db.models import ACTIVE, MAX_NAME, Access, Conflict, EnvironmentKind, has_mark
 from harena.arena.db.queries import MAX_LISTED
 from harena.errors import HarenaError
 from harena.match import registry
@@ -37,6 +37,14 @@ class PutEnvironment(BaseModel):
     kind: EnvironmentKind | None = None
     settings: dict[str, Any] | None = None
     enabled: bool = True
+    access: Access | None = None
+    """None: as it is; a new one is public."""
+
+
+class Guest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    env_id: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    owner: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
 class BenchOrder(BaseModel):
@@ -101,13 +109,13 @@ def benched(api: ApiOf, who: Host) -> Response:
 
 @router.post("/bench", responses=answers(schema.Acknowledgement), summary="Takes an agent out of the ladder")
 def bench(api: ApiOf, who: Host, body: BenchOrder) -> Response:
-    api.store.roster.bench(find(api, body.submission_id).id, body.reason or "benched by the host")
+    api.store.roster.bench(find(api, who, body.submission_id).id, body.reason or "benched by the host")
     return _done(api)
 
 
 @router.post("/unbench", responses=answers(schema.Acknowledgement), summary="Lets it play again")
 def unbench(api: ApiOf, who: Host, body: BenchOrder) -> Response:
-    api.store.roster.unbench(find(api, body.submission_id).id)
+    api.store.roster.unbench(find(api, who, body.submission_id).id)
     return _done(api)
 
 
@@ -130,10 +138,38 @@ def put_environment(api: ApiOf, who: Host, body: PutEnvironment) -> Response:
             "an id with a colon names code to import, which only the operator of the server may choose",
             hint=f"on the server: harena envs add {body.env_id[:80]}; then restart it. Or list it in HARENA_GAMES",
         )
-    made = api.arena.put_environment(body.env_id, kind=body.kind, settings=body.settings, enabled=body.enabled)
+    made = api.arena.put_environment(
+        body.env_id, kind=body.kind, settings=body.settings, enabled=body.enabled, access=body.access
+    )
     game_info.cache_clear()
     api.boards.forget()
     return reply(overview(api, made))
+
+
+@router.get("/guests", responses=answers(schema.Guests), summary="Who is invited to an environment")
+def guests(api: ApiOf, who: Host, env_id: EnvId) -> Response:
+    return _guests(api, env_id)
+
+
+@router.post("/guests", responses=answers(schema.Guests), summary="Invites an owner or a team to an environment")
+def invite(api: ApiOf, who: Host, body: Guest) -> Response:
+    env_id = api.store.environments.get(body.env_id).env_id
+    if has_mark(body.owner):
+        raise ApiError(422, "invalid", "an owner without a key cannot be invited", hint="make a key for them first")
+    api.store.guests.invite(env_id, body.owner)
+    return _guests(api, env_id)
+
+
+@router.post("/guests/remove", responses=answers(schema.Guests), summary="Takes an invitation back")
+def uninvite(api: ApiOf, who: Host, body: Guest) -> Response:
+    api.store.guests.remove(body.env_id, body.owner)
+    api.boards.forget()
+    return _guests(api, body.env_id)
+
+
+def _guests(api: Api, env_id: str) -> Response:
+    env_id = api.store.environments.get(env_id).env_id
+    return reply(schema.Guests(env_id=env_id, owners=tuple(api.store.guests.of(env_id))))
 
 
 @router.get("/owners", responses=answers(listed(schema.OwnerSummary, "owners")), summary="Owners and their quotas")

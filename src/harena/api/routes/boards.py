@@ -13,9 +13,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from harena import schema
+from harena.api import visibility
 from harena.api.answers.boards import Ask, BoardPage
 from harena.api.answers.openapi import answers
-from harena.api.auth import Reader
+from harena.api.auth import Principal, Reader
 from harena.api.context import Api, ApiOf
 from harena.api.http.errors import ApiError
 from harena.api.routes.environments import MAX_SEASON, EnvId
@@ -82,11 +83,12 @@ async def board(
         date_to=moment(date_to, end=True),
     )
     ask = Ask(env_id=env_id, board=board, season_id=season, where=where, sort=sort, limit=limit, offset=offset)
-    return respond(request, await run_in_threadpool(answer, api, request, ask))
+    return respond(request, await run_in_threadpool(answer, api, request, who, ask))
 
 
-def answer(api: Api, request: Request, ask: Ask, *, contract: bool = False) -> BoardPage:
-    env_id = api.queries.environment(ask.env_id).env_id
+def answer(api: Api, request: Request, who: Principal, ask: Ask, *, contract: bool = False) -> BoardPage:
+    env = visibility.environment(api, who, ask.env_id)
+    env_id = env.env_id
     if env_id != ask.env_id:
         ask = Ask(
             env_id=env_id,
@@ -98,7 +100,8 @@ def answer(api: Api, request: Request, ask: Ask, *, contract: bool = False) -> B
             offset=ask.offset,
         )
     page = api.boards.page(ask, contract=contract)
-    api.boards.keep(request.scope["path"], request.scope["query_string"], page)
+    if visibility.shared(env):
+        api.boards.keep(request.scope["path"], request.scope["query_string"], page)
     return page
 
 

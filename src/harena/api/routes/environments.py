@@ -13,10 +13,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from harena import schema
+from harena.api import visibility
 from harena.api.answers import kit, replays, views
 from harena.api.answers.boards import CachedAnswer
 from harena.api.answers.openapi import answers, listed
-from harena.api.auth import Host, Reader
+from harena.api.auth import Host, Principal, Reader
 from harena.api.context import Api, ApiOf, reply
 from harena.api.http.errors import ApiError
 from harena.arena.db.environments import EnvironmentRecord
@@ -68,25 +69,34 @@ class End(BaseModel):
     "/environments", responses=answers(listed(schema.Environment, "environments")), summary="What can be played here"
 )
 async def environments(api: ApiOf, request: Request, who: Reader) -> Response:
-    found = await cached_list(api, "environments", lambda found: {"environments": found})
+    found = await cached_list(api, who, "environments", lambda found: {"environments": found})
     return respond(request, found)
 
 
-async def cached_list(api: Api, name: str, shape: Callable[[list[schema.Environment]], Any]) -> CachedAnswer:
-    """The open environments, in some shape, as bytes that are ready to be sent."""
-    return api.boards.answer(name) or await run_in_threadpool(_listed, api, name, shape)
+async def cached_list(
+    api: Api, who: Principal, name: str, shape: Callable[[list[schema.Environment]], Any]
+) -> CachedAnswer:
+    """The open environments that the caller may know of, in some shape, as bytes that are ready to be sent."""
+    private = frozenset[str]()  # that this caller sees
+    if who.key is not None:
+        private = await run_in_threadpool(lambda: api.store.guests.private() - visibility.hidden(api, who))
+    key = (name, private)
+    return api.boards.answer(key) or await run_in_threadpool(_listed, api, key, shape)
 
 
-def _listed(api: Api, name: str, shape: Callable[[list[schema.Environment]], Any]) -> CachedAnswer:
+def _listed(
+    api: Api, key: tuple[str, frozenset[str]], shape: Callable[[list[schema.Environment]], Any]
+) -> CachedAnswer:
     with api.listing:  # one reader makes it, the others wait for it
-        kept = api.boards.answer(name)
+        kept = api.boards.answer(key)
         if kept is not None:
             return kept
-        here = api.store.environments.all()
+        hidden = api.store.guests.private() - key[1]
+        here = [env for env in api.store.environments.all() if env.env_id not in hidden]
         topics = [f"board:{env.env_id}" for env in here]
         versions = api.boards.versions(topics)
         shown = shape([overview(api, env) for env in here])
-        return api.boards.keep_answer(name, msgspec.json.encode(schema.as_json(shown)), topics, versions)
+        return api.boards.keep_answer(key, msgspec.json.encode(schema.as_json(shown)), topics, versions)
 
 
 def respond(request: Request, found: CachedAnswer) -> Response:
@@ -102,7 +112,7 @@ def respond(request: Request, found: CachedAnswer) -> Response:
     summary="One environment: rules, spaces, limits, seasons",
 )
 def environment(api: ApiOf, who: Reader, env_id: Annotated[str, Path(min_length=1, max_length=MAX_NAME)]) -> Response:
-    return reply(details(api, env_id))
+    return reply(details(api, visibility.environment(api, who, env_id)))
 
 
 @router.get(
@@ -111,12 +121,11 @@ def environment(api: ApiOf, who: Reader, env_id: Annotated[str, Path(min_length=
     summary="Starter kit of an environment: a sample agent, the rules, a notebook, how to try it",
 )
 def starter_kit(api: ApiOf, who: Reader, env_id: EnvId) -> Response:
-    found = details(api, env_id)
+    found = details(api, visibility.environment(api, who, env_id))
     return replays.attachment(kit.kit(found), "application/zip", f"{found.env_id}-kit.zip")
 
 
-def details(api: Api, env_id: str) -> schema.EnvironmentDetails:
-    env = api.queries.environment(env_id)
+def details(api: Api, env: EnvironmentRecord) -> schema.EnvironmentDetails:
     settings = EnvironmentSettings.parse(env.settings)
     seasons = [api.boards.season(season) for season in api.store.seasons.all(env.env_id)]
     offered = script.packages() if env.kind is EnvironmentKind.SCRIPT_ONLY else packages.for_agents()
@@ -128,13 +137,15 @@ def details(api: Api, env_id: str) -> schema.EnvironmentDetails:
     "/seasons", responses=answers(listed(schema.Season, "seasons")), summary="Seasons of an environment, newest first"
 )
 def seasons(api: ApiOf, who: Reader, env_id: EnvId) -> Response:
-    env = api.queries.environment(env_id)
+    env = visibility.environment(api, who, env_id)
     return reply({"seasons": [api.boards.season(season) for season in api.store.seasons.all(env.env_id)]})
 
 
 @router.get("/seasons/{season_id}", responses=answers(schema.Season), summary="One season")
 def season(api: ApiOf, who: Reader, season_id: SeasonId) -> Response:
-    return reply(api.boards.season(api.store.seasons.get(season_id)))
+    found = api.store.seasons.get(season_id)
+    visibility.check(api, who, found.env_id, f"no season {season_id}")
+    return reply(api.boards.season(found))
 
 
 @router.post("/seasons", status_code=201, responses=answers(schema.Season, status=201), summary="Host: starts a season")
@@ -194,14 +205,15 @@ def overview(api: Api, env: EnvironmentRecord) -> schema.Environment:
     )
 
 
-def playable(api: Api, env_id: str) -> str:
+def playable(api: Api, who: Principal, env_id: str) -> str:
     """The full id of an environment that can be submitted to. One that is installed and not offered yet is added,
     unless the host offers only what they have listed."""
+    hidden = visibility.hidden(api, who)
     try:
-        return api.queries.environment(env_id).env_id
+        return api.queries.environment(env_id, hidden=hidden).env_id
     except NotFound:
         full = installed(api, env_id)
-        if full is None:
+        if full is None or full in hidden:
             raise
     try:
         added = api.arena.put_environment(full).env_id

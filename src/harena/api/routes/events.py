@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from typing import Annotated
+from collections.abc import Callable, Collection
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
+from harena.api import visibility
 from harena.api.answers.live import MAX_TOPICS, EventStream
 from harena.api.answers.openapi import answers
-from harena.api.auth import Reader
-from harena.api.context import ApiOf
+from harena.api.auth import Principal, Reader
+from harena.api.context import Api, ApiOf
 from harena.api.http.errors import ApiError
-from harena.arena.db.models import MAX_NAME
+from harena.arena.db.models import MAX_NAME, NotFound
 
 router = APIRouter(prefix="/v1", tags=["live"])
 
@@ -47,4 +50,28 @@ async def events(
         if not TOPIC.fullmatch(topic):
             raise ApiError(422, "invalid", f"no topic {topic[:80]!r}", hint="see /docs for the topics there are")
     after = int(last_event_id) if last_event_id and LAST.fullmatch(last_event_id) else None
-    return EventStream(api.live.events(chosen, request.scope["state"]["address"], after))
+    visible = functools.partial(_visible, api, who, chosen)
+    return EventStream(api.live.events(chosen, request.scope["state"]["address"], after, visible))
+
+
+def _visible(api: Api, who: Principal, topics: Collection[str]) -> Collection[str]:
+    """The topics without those of environments that the caller may not know of. On these nothing ever happens, as on
+    topics of things that do not exist."""
+    hidden = visibility.hidden(api, who)
+    return topics if not hidden else {topic for topic in topics if _environment(api, topic) not in hidden}
+
+
+def _environment(api: Api, topic: str) -> str | None:
+    """The environment that a topic is of."""
+    kind, _, name = topic.partition(":")
+    finders: dict[str, Callable[[str], Any]] = {
+        "submission": api.store.submissions.get,
+        "match": api.store.matches.get,
+        "tournament": api.arena.tournaments.get,
+    }
+    if kind in ("board", "matches"):
+        return name
+    try:
+        return finders[kind](name).env_id if kind in finders else None
+    except NotFound:
+        return None

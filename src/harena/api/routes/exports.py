@@ -21,6 +21,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response, StreamingResponse
 
 from harena import schema
+from harena.api import visibility
 from harena.api.answers import views
 from harena.api.answers.openapi import answers, model
 from harena.api.auth import Reader
@@ -113,9 +114,10 @@ def export(
     board: BoardKind | None = None,
     season: Annotated[int | None, Query(ge=1, le=MAX_SEASON)] = None,
 ) -> Response:
-    env = api.queries.environment(env_id)
-    shown = viewer(who)
-    everybodys = what != "submissions" or shown == Viewer()
+    env = visibility.environment(api, who, env_id)
+    shown = viewer(api, who)
+    nobodys = shown.owner is None and shown.client_id is None and not shown.everything
+    everybodys = visibility.shared(env) and (what != "submissions" or nobodys)
     key = ("export", env.env_id, what, format, board, season)
     topics = (f"board:{env.env_id}", f"matches:{env.env_id}")
     name = {"Content-Disposition": f'attachment; filename="harena-{what}.{format}"'}

@@ -79,7 +79,7 @@ async def submit(api: ApiOf, request: Request, who: Anyone) -> Response:
 @router.get("/api/results/{submission_id}", responses=answers(schema.ContractResult), summary="How it stands")
 @router.get("/submissions/{submission_id}", responses=answers(schema.ContractResult), summary="The older path")
 def result(api: ApiOf, who: Reader, submission_id: str) -> Response:
-    found = find(api, submission_id)
+    found = find(api, who, submission_id)
     return reply(views.contract_result(found, _error(who, found), _log(api, who, found)))
 
 
@@ -95,7 +95,7 @@ def delete(api: ApiOf, request: Request, who: Anyone, submission_id: str) -> Res
     summary="What can be played here",
 )
 async def environments(api: ApiOf, request: Request, who: Reader) -> Response:
-    found = await cached_list(api, "contract", lambda found: [views.contract_environment(one) for one in found])
+    found = await cached_list(api, who, "contract", lambda found: [views.contract_environment(one) for one in found])
     return send(request, found)
 
 
@@ -125,7 +125,7 @@ async def leaderboard(
         date_to=moment(date_to, end=True),
     )
     ask = Ask(env_id=env_id, board=None if kind is None else BoardKind(kind), where=where, sort=sort, limit=limit)
-    return await _board(api, request, ask)
+    return await _board(api, request, who, ask)
 
 
 @router.get("/leaderboard/{env_id:path}", responses=answers(list[schema.ContractEntry]), summary="The older path")
@@ -136,12 +136,12 @@ async def old_leaderboard(
     env_id: Annotated[str, Path(min_length=1, max_length=MAX_NAME)],
     limit: Limit = 50,
 ) -> Response:
-    return await _board(api, request, Ask(env_id=env_id.rstrip("/") or env_id, limit=limit))
+    return await _board(api, request, who, Ask(env_id=env_id.rstrip("/") or env_id, limit=limit))
 
 
-async def _board(api: Api, request: Request, ask: Ask) -> Response:
+async def _board(api: Api, request: Request, who: Principal, ask: Ask) -> Response:
     try:
-        return respond(request, await run_in_threadpool(answer, api, request, ask, contract=True))
+        return respond(request, await run_in_threadpool(answer, api, request, who, ask, contract=True))
     except NotFound:
         if await run_in_threadpool(installed, api, ask.env_id) is None:
             raise

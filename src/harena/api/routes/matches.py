@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from harena import schema
-from harena.api import auth
+from harena.api import auth, visibility
 from harena.api.answers import replays, views
 from harena.api.answers.live import EventStream
 from harena.api.answers.openapi import answers, listed
@@ -67,13 +67,14 @@ def matches(
         before=before,
         after=after,
         limit=limit,
+        hidden=visibility.hidden(api, who),
     )
     return reply({"matches": describe(api, who, found)})
 
 
 @router.get("/matches/{match_id}", responses=answers(schema.Match), summary="One match")
 def match(api: ApiOf, who: Reader, match_id: str) -> Response:
-    return reply(describe(api, who, [_find(api, match_id)])[0])
+    return reply(describe(api, who, [_find(api, who, match_id)])[0])
 
 
 @router.get(
@@ -84,7 +85,7 @@ def match(api: ApiOf, who: Reader, match_id: str) -> Response:
 def replay(
     api: ApiOf, request: Request, who: Reader, match_id: str, format: Literal["json", "html", "compact"] = "json"
 ) -> Response:
-    found = _find(api, match_id)
+    found = _find(api, who, match_id)
     if found.state is MatchState.SCHEDULED and format == "html":
         return replays.page(viewer.page(_running(api, found)).encode())
     if found.replay_digest is None:
@@ -98,7 +99,7 @@ def replay(
     summary="Owner: what the agent in a seat printed",
 )
 def log(api: ApiOf, who: Anyone, match_id: str, seat: Annotated[int, Query(ge=0, le=MAX_SEAT)]) -> Response:
-    found = _find(api, match_id)
+    found = _find(api, who, match_id)
     if seat >= len(found.seats):
         raise not_found(f"the match has no seat {seat}")
     taken = found.seats[seat]
@@ -117,7 +118,7 @@ def log(api: ApiOf, who: Anyone, match_id: str, seat: Annotated[int, Query(ge=0,
     summary="A running match, step by step",
 )
 def live(api: ApiOf, request: Request, who: Reader, match_id: str) -> Response:
-    found = _find(api, match_id)
+    found = _find(api, who, match_id)
     return EventStream(api.live.frames(found.id, request.scope["state"]["address"]))
 
 
@@ -129,7 +130,7 @@ def live(api: ApiOf, request: Request, who: Reader, match_id: str) -> Response:
 )
 def challenge(api: ApiOf, who: Anyone, body: Challenge) -> Response:
     own(api, who, body.submission_id)
-    find(api, body.opponent_id)
+    find(api, who, body.opponent_id)
     made = api.arena.challenges.challenge(body.submission_id, body.opponent_id, body.games)
     return reply({"matches": describe(api, who, made)}, 201)
 
@@ -138,7 +139,7 @@ def challenge(api: ApiOf, who: Anyone, body: Challenge) -> Response:
     "/tournaments", responses=answers(listed(schema.Tournament, "tournaments")), summary="Tournaments, newest first"
 )
 def tournaments(api: ApiOf, who: Reader, env_id: EnvId | None = None, limit: Limit = 50) -> Response:
-    found = api.arena.tournaments.list(env_id=env_id, limit=limit)
+    found = api.arena.tournaments.list(env_id=env_id, limit=limit, hidden=visibility.hidden(api, who))
     known = api.queries.by_id({one for tournament in found for one in tournament.participants})
     return reply({"tournaments": [views.tournament(one, known, brief=True) for one in found]})
 
@@ -148,6 +149,7 @@ def tournament(api: ApiOf, who: Reader, tournament_id: str) -> Response:
     if not auth.ascii_id(tournament_id):
         raise not_found(f"no tournament {tournament_id[:60]!r}")
     found = api.arena.tournaments.get(tournament_id)
+    visibility.check(api, who, found.env_id, f"no tournament {tournament_id!r:.60}")
     return reply(views.tournament(found, api.queries.by_id(found.participants)))
 
 
@@ -185,10 +187,12 @@ def describe(api: Api, who: Principal, found: list[MatchRecord]) -> list[schema.
     return [views.match(one, known, seen) for one in found]
 
 
-def _find(api: Api, match_id: str) -> MatchRecord:
+def _find(api: Api, who: Principal, match_id: str) -> MatchRecord:
     if not auth.ascii_id(match_id):
         raise not_found(f"no match {match_id[:60]!r}")
-    return api.store.matches.get(match_id)
+    found = api.store.matches.get(match_id)
+    visibility.check(api, who, found.env_id, f"no match {match_id!r:.60}")
+    return found
 
 
 def _running(api: Api, match: MatchRecord) -> dict[str, Any]:

@@ -136,7 +136,8 @@ def _me(api: Api, who: Principal) -> schema.Me:
         used_today=today,
         active=active,
     )
-    return schema.Me(**views.same(visitor(who, who.key)), quota=quota)
+    teams = tuple(map(views.membership, api.store.teams.memberships(owner.name)))
+    return schema.Me(**views.same(visitor(who, who.key)), quota=quota, teams=teams)
 
 
 def _check_own(who: Principal, owner: str, body: KeyRequest) -> None:

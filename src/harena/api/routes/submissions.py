@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from harena import schema
-from harena.api import auth
+from harena.api import auth, visibility
 from harena.api.answers import replays, views
 from harena.api.answers.openapi import answers, listed
 from harena.api.auth import Anyone, Principal, Reader
@@ -81,7 +81,9 @@ def _submit(api: Api, request: Request, who: Principal, form: UploadForm, *, con
     sender = auth.sender(
         api, who, user_id=form.user_id, client_id=client_id, submission_id=submission_id, loopback=loopback
     )
-    env_id = playable(api, form.env_id)
+    env_id = playable(api, who, form.env_id)
+    names = () if sender.anonymous else (sender.owner, sender.name or sender.owner)
+    visibility.check_entry(api, names, api.store.environments.get(env_id), is_host=who.can(Scope.HOST))
     # An image is not held in memory, and takes its time: the arena bounds how many are fetched at once.
     with contextlib.nullcontext() if form.docker_image else api.uploading:
         files = form.uploads()
@@ -100,6 +102,7 @@ def _submit(api: Api, request: Request, who: Principal, form: UploadForm, *, con
                 client_id=sender.client_id,
                 anonymous=sender.anonymous,
                 address=str(request.scope["state"].get("address", "")),
+                sender=sender.name,
             )
         except HarenaError as error:
             api.metrics.refused.labels(_why(error)).inc()
@@ -130,14 +133,16 @@ def submissions(
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Response:
-    found = api.queries.submissions(viewer(who), owner=owner, env_id=env_id, state=state, limit=limit, offset=offset)
+    found = api.queries.submissions(
+        viewer(api, who), owner=owner, env_id=env_id, state=state, limit=limit, offset=offset
+    )
     return reply({"submissions": [describe(api, who, one, brief=True) for one in found]})
 
 
 @router.get("/agents", responses=answers(schema.AgentVersions), summary="All versions of one agent, newest first")
 def agent(api: ApiOf, who: Reader, owner: Name, algorithm: Name, env_id: EnvId) -> Response:
-    env_id = api.queries.environment(env_id).env_id
-    found = api.queries.submissions(viewer(who), owner=owner, algorithm=algorithm, env_id=env_id, limit=200)
+    env_id = visibility.environment(api, who, env_id).env_id
+    found = api.queries.submissions(viewer(api, who), owner=owner, algorithm=algorithm, env_id=env_id, limit=200)
     owners = {one.owner for one in found}
     if owner not in owners and len(owners) > 1:
         raise not_found(f"several owners typed the name {owner[:60]!r}: ask for one of {', '.join(sorted(owners)[:5])}")
@@ -151,7 +156,7 @@ def agent(api: ApiOf, who: Reader, owner: Name, algorithm: Name, env_id: EnvId) 
 
 @router.get("/submissions/{submission_id}", responses=answers(schema.Submission), summary="One submission")
 def submission(api: ApiOf, who: Reader, submission_id: str) -> Response:
-    return reply(describe(api, who, find(api, submission_id)))
+    return reply(describe(api, who, find(api, who, submission_id)))
 
 
 @router.post("/submissions/{submission_id}/cancel", responses=answers(schema.Submission), summary="Calls it off")
@@ -204,7 +209,7 @@ def code(api: ApiOf, who: Anyone, submission_id: str) -> Response:
     summary="Its rating over time",
 )
 def ratings(api: ApiOf, who: Reader, submission_id: str) -> Response:
-    return reply({"points": views.ratings(api.store.ratings.history(find(api, submission_id).id))})
+    return reply({"points": views.ratings(api.store.ratings.history(find(api, who, submission_id).id))})
 
 
 @router.get(
@@ -213,7 +218,7 @@ def ratings(api: ApiOf, who: Reader, submission_id: str) -> Response:
     summary="Whom it has met",
 )
 def opponents(api: ApiOf, who: Reader, submission_id: str) -> Response:
-    found = api.arena.standings.opponents(find(api, submission_id).id)
+    found = api.arena.standings.opponents(find(api, who, submission_id).id)
     return reply({"opponents": [views.opponent(one) for one in found]})
 
 
@@ -264,7 +269,7 @@ def practice_log(api: ApiOf, who: Anyone, submission_id: str, episode: EpisodeNu
 )
 def finalist(api: ApiOf, who: Anyone, submission_id: str, body: Choice) -> Response:
     finals.choose(api.store, own(api, who, submission_id), chosen=body.chosen)
-    return _changed(api, who, find(api, submission_id))
+    return _changed(api, who, find(api, who, submission_id))
 
 
 @router.get(
@@ -273,7 +278,7 @@ def finalist(api: ApiOf, who: Anyone, submission_id: str, body: Choice) -> Respo
     summary="Its episodes on hidden seeds, once its season has ended",
 )
 def episodes(api: ApiOf, who: Reader, submission_id: str) -> Response:
-    found = find(api, submission_id)
+    found = find(api, who, submission_id)
     path = f"/v1/submissions/{found.id}/replays"
     replays = [
         schema.EpisodeReplay(episode=one["episode"], roles=one["roles"], url=f"{path}/{one['episode']}")
@@ -295,7 +300,7 @@ def episode(
     episode: EpisodeNumber,
     format: Literal["json", "html", "compact"] = "json",
 ) -> Response:
-    found = find(api, submission_id)
+    found = find(api, who, submission_id)
     for one in _revealed(api, found):
         if one["episode"] == episode:
             return api.replays.answer(request, one["digest"], format, f"{found.id}-{episode}")
@@ -305,7 +310,7 @@ def episode(
 # Parts that other routes use
 
 
-def find(api: Api, submission_id: str) -> SubmissionRecord:
+def find(api: Api, who: Principal, submission_id: str) -> SubmissionRecord:
     missing = not_found(f"no submission {submission_id[:60]!r}")
     if _HYPHENATED.fullmatch(submission_id):
         submission_id = submission_id.replace("-", "").lower()
@@ -314,12 +319,13 @@ def find(api: Api, submission_id: str) -> SubmissionRecord:
     found = api.store.submissions.get(submission_id)
     if found.deleted_at is not None:
         raise missing
+    visibility.check(api, who, found.env_id, f"no submission {submission_id!r:.60}")
     return found
 
 
 def own(api: Api, who: Principal, submission_id: str) -> SubmissionRecord:
     """To change it: its owner, with a key that may submit, or the host."""
-    found = find(api, submission_id)
+    found = find(api, who, submission_id)
     if who.can(Scope.HOST):
         return found
     if not who.owns(found):
@@ -330,7 +336,7 @@ def own(api: Api, who: Principal, submission_id: str) -> SubmissionRecord:
 
 
 def private(api: Api, who: Principal, submission_id: str) -> SubmissionRecord:
-    found = find(api, submission_id)
+    found = find(api, who, submission_id)
     if not who.sees(found):
         raise _not_yours(who)
     return found
@@ -338,7 +344,7 @@ def private(api: Api, who: Principal, submission_id: str) -> SubmissionRecord:
 
 def remove(api: Api, who: Principal, submission_id: str, *, address: str = "") -> SubmissionRecord:
     """`address`: the client's, where the contract lets whoever sent something without a key delete it, too."""
-    found = find(api, submission_id)
+    found = find(api, who, submission_id)
     if not (address and api.arena.submissions.came_from(found, address)):
         own(api, who, submission_id)
     removed = api.arena.submissions.delete(found.id)
@@ -346,8 +352,14 @@ def remove(api: Api, who: Principal, submission_id: str, *, address: str = "") -
     return removed
 
 
-def viewer(who: Principal) -> Viewer:
-    return Viewer(owner=who.owner, client_id=who.client_id, everything=who.can(Scope.HOST))
+def viewer(api: Api, who: Principal) -> Viewer:
+    return Viewer(
+        owner=who.owner,
+        client_id=who.client_id,
+        everything=who.can(Scope.HOST),
+        teams=who.teams,
+        hidden=visibility.hidden(api, who),
+    )
 
 
 def describe(

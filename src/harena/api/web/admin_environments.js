@@ -36,6 +36,12 @@ const MODELS = [
   ["elo", "Elo"],
 ];
 
+const ACCESS = [
+  ["public", "Everybody"],
+  ["invited", "Everybody sees it, guests submit"],
+  ["private", "Only guests know of it"],
+];
+
 const save = (body) => call("PUT", "/v1/admin/environments", { json: body });
 
 export async function panel({ signal, again }) {
@@ -59,7 +65,7 @@ function item(env, again) {
     const open = edit.getAttribute("aria-expanded") === "true";
     edit.setAttribute("aria-expanded", String(!open));
     if (open) put(place);
-    else put(place, editor(env, again));
+    else put(place, editor(env, again), guestList(env));
   });
   return h(
     "div",
@@ -75,6 +81,7 @@ function item(env, again) {
         h("span", { class: "quiet" }, `${env.env_id}, ${env.kind}`),
         " ",
         env.enabled ? mark("open", "good") : mark("closed", "warn"),
+        env.access === "public" ? null : [" ", mark(env.access, "soft")],
       ),
       h("span", { class: "row" }, edit, action(env.enabled ? "Close" : "Open", async () => {
         await save({ env_id: env.env_id, enabled: !env.enabled });
@@ -92,6 +99,7 @@ function editor(env, again) {
   const number = ([name, label]) => ({ name, label, kind: "number", value: known[name], hint: "default" });
   const fields = [
     { name: "title", label: "Title", wide: true, value: known.title },
+    { name: "access", label: "Who sees it and submits", kind: "choice", value: env.access, options: ACCESS },
     { name: "summary", label: "One-line summary", wide: true, value: known.summary, max: 2000 },
     { name: "rules", label: "Rules (Markdown)", kind: "long", value: known.rules },
     { name: "sample_agent", label: "Sample agent", kind: "long", rows: 12, value: known.sample_agent },
@@ -104,13 +112,31 @@ function editor(env, again) {
       value: known.owners_meet ?? false,
     }] : []),
   ];
-  return formOf(fields, "Save", async (changed) => {
+  return formOf(fields, "Save", async ({ access, ...changed }) => {
     const shown = new Set(fields.map((field) => field.name));
     const others = Object.entries(known).filter(([name]) => !shown.has(name)); // of another kind of board
     const settings = { ...Object.fromEntries(others), ...changed };
-    await save({ env_id: env.env_id, settings, enabled: env.enabled });
+    await save({ env_id: env.env_id, settings, access, enabled: env.enabled });
     await again();
   });
+}
+
+// Owners and teams that may submit to an environment that is not public, and see a private one.
+function guestList(env) {
+  const list = h("ul", { class: "plain-list" });
+  const draw = ({ owners }) => put(
+    list,
+    owners.map((owner) => h("li", { class: "row" }, owner, action("Remove", async () => {
+      draw(await call("POST", "/v1/admin/guests/remove", { json: { env_id: env.env_id, owner } }));
+    }, { kind: "small-button" }))),
+  );
+  void get("/v1/admin/guests", { env_id: env.env_id }).then(draw);
+  const field = { name: "owner", label: "Invite an owner or a team", required: true };
+  const form = formOf([field], "Invite", async ({ owner }, element) => {
+    draw(await call("POST", "/v1/admin/guests", { json: { env_id: env.env_id, owner: owner.trim() } }));
+    element.reset();
+  });
+  return h("div", { class: "stack" }, h("h3", null, "Guests"), list, form);
 }
 
 function adder(again) {

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from harena.arena.db.database import Database, columns
-from harena.arena.db.models import EnvironmentKind, NotFound, environments, name_text
+from harena.arena.db.models import Access, EnvironmentKind, NotFound, environments, name_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,7 @@ class EnvironmentRecord:
     enabled: bool
     created_at: float
     updated_at: float
+    access: Access = Access.PUBLIC
 
 
 class EnvironmentRepository:
@@ -26,11 +27,20 @@ class EnvironmentRepository:
         self._database = database
 
     def put(
-        self, env_id: str, kind: EnvironmentKind, *, settings: dict[str, Any] | None = None, enabled: bool = True
+        self,
+        env_id: str,
+        kind: EnvironmentKind,
+        *,
+        settings: dict[str, Any] | None = None,
+        enabled: bool = True,
+        access: Access | None = None,
     ) -> EnvironmentRecord:
-        """Adds it, or changes it as a whole."""
+        """Adds it, or changes it as a whole; only `access` stays as it is where it is not given."""
         now = self._database.clock()
-        values = {"kind": EnvironmentKind(kind), "settings": settings or {}, "enabled": enabled, "updated_at": now}
+        values: dict[str, Any] = {"kind": EnvironmentKind(kind), "settings": settings or {}, "enabled": enabled}
+        values["updated_at"] = now
+        if access is not None:
+            values["access"] = Access(access)
         insert = self._database.insert(environments).values(
             env_id=name_text(env_id, "an environment's id"), created_at=now, **values
         )

@@ -72,10 +72,32 @@ def _jobs_of_one_process(connection: sa.Connection) -> None:
     _drop_columns(connection, "jobs", _PLACES)
 
 
+def _teams_and_guests(connection: sa.Connection) -> None:
+    """Version 5: environments that are not public, their guests, and teams."""
+    added = (models.environments.c.access, models.submissions.c.sender_id, models.charges.c.sender_id)
+    _add_columns(connection, added)
+    for table in (models.guests, models.members):
+        table.create(connection)
+
+
+def _no_teams_and_guests(connection: sa.Connection) -> None:
+    """Refused while an environment is private: the older version would show it to everybody."""
+    environments = models.environments
+    private = sa.select(environments.c.env_id).where(environments.c.access == models.Access.PRIVATE)
+    found = connection.execute(private.limit(1)).scalar()
+    if found is not None:
+        raise SpecError(f"{found} is private, and schema 4 would show it to everybody: make it public first")
+    for table in (models.guests, models.members):
+        table.drop(connection)
+    for table, name in (("environments", "access"), ("submissions", "sender_id"), ("charges", "sender_id")):
+        _drop_columns(connection, table, [name])
+
+
 STEPS: dict[int, Migration] = {
     2: Migration(up=_second_secrets),
     3: Migration(up=_fair_turns),
     4: Migration(up=_jobs_of_many_processes, down=_jobs_of_one_process),
+    5: Migration(up=_teams_and_guests, down=_no_teams_and_guests),
 }
 """By the version that a step leads to; each starts from the one before. A new database is made as `models` says."""
 

@@ -31,7 +31,7 @@ from sqlalchemy import exc
 
 from harena.errors import HarenaError, SpecError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 MAX_NAME = 200
 """Owners, algorithms, environments, file names: longer ones are refused."""
@@ -156,6 +156,20 @@ class EnvironmentKind(enum.StrEnum):
     VERIFIED = "verified"
     LADDER = "ladder"
     SCRIPT_ONLY = "script-only"
+
+
+class Access(enum.StrEnum):
+    """Who may see an environment with everything in it, and who may submit to it."""
+
+    PUBLIC = "public"
+    INVITED = "invited"
+    """Everybody sees it, guests submit."""
+    PRIVATE = "private"
+    """Only guests and hosts learn that it exists."""
+
+
+PRIVATE_LABEL = "private"
+"""Stands for the id of every private environment in metrics."""
 
 
 class Scope(enum.StrEnum):
@@ -381,6 +395,17 @@ owners = sa.Table(
     _time("created_at"),
 )
 
+members = sa.Table(
+    "members",
+    metadata,
+    sa.Column("team_id", _Id, sa.ForeignKey("owners.id"), primary_key=True),
+    sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), primary_key=True, index=True),
+    sa.Column("captain", sa.Boolean, nullable=False),
+    _time("created_at"),
+    _time("joined_at", nullable=True),  # null: invited
+)
+"""Teams. A team is an owner that others act for: what they send for it is the team's."""
+
 keys = sa.Table(
     "keys",
     metadata,
@@ -403,7 +428,17 @@ environments = sa.Table(
     sa.Column("enabled", sa.Boolean, nullable=False),
     _time("created_at"),
     _time("updated_at"),
+    sa.Column("access", EnumText(Access), nullable=False, server_default=Access.PUBLIC.value),
 )
+
+guests = sa.Table(
+    "guests",
+    metadata,
+    sa.Column("env_id", _Name, sa.ForeignKey("environments.env_id"), primary_key=True),
+    sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), primary_key=True),
+    _time("created_at"),
+)
+"""Owners, teams among them, whom the host has invited to an environment that is not public."""
 
 seasons = sa.Table(
     "seasons",
@@ -451,6 +486,7 @@ submissions = sa.Table(
     _time("created_at"),
     _time("updated_at"),
     _time("deleted_at", nullable=True),
+    sa.Column("sender_id", _Id),  # the member who sent it for a team; null: its owner did
     sa.UniqueConstraint("owner_id", "env_id", "algorithm", "version"),
     sa.Index("submissions_by_score", "env_id", "kind", "owner_id", "algorithm", "score"),
     sa.Index("submissions_by_owner", "owner_id", "state", "created_at"),
@@ -467,6 +503,7 @@ charges = sa.Table(
     sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), nullable=False),
     sa.Column("day", sa.Integer, nullable=False),  # days since 1970, UTC
     _time("refunded_at", nullable=True),
+    sa.Column("sender_id", _Id),  # the member of a team whose own quota it counts against, too
     sa.Index("charges_of_day", "owner_id", "day"),
 )
 

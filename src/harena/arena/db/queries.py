@@ -25,6 +25,7 @@ from harena.arena.db.models import (
     board,
     evaluations,
     keys,
+    members,
     named,
     owners,
     seasons,
@@ -52,6 +53,9 @@ class Viewer:
     owner: str | None = None
     client_id: str | None = None
     everything: bool = False
+    teams: frozenset[str] = frozenset()
+    hidden: frozenset[str] = frozenset()
+    """Private environments of which this viewer learns nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,7 @@ class Queries:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._counts = _Thrifty()
-        self._looks: tuple[tuple[Any, Any], frozenset[str]] | None = None
+        self._looks: tuple[tuple[Any, Any, Any], frozenset[str]] | None = None
 
     # ---- submissions ----
 
@@ -105,6 +109,8 @@ class Queries:
                 query = query.where(column == value)
         if not viewer.everything:
             query = query.where(sa.or_(submissions.c.state == State.RANKED, *_own(viewer)))
+        if viewer.hidden:
+            query = query.where(submissions.c.env_id.not_in(sorted(viewer.hidden)))
         query = query.order_by(submissions.c.created_at.desc(), submissions.c.id).limit(limit).offset(offset)
         return [SubmissionRecord(**row) for row in self._store.database.rows(query)]
 
@@ -173,12 +179,16 @@ class Queries:
             self._counts.get(("submissions", env_id), lambda: self._number(sent)),
         )
 
-    def environment(self, env_id: str) -> EnvironmentRecord:
-        """Return an environment by its id, or the newest one of a name without a version."""
+    def environment(self, env_id: str, *, hidden: Collection[str] = ()) -> EnvironmentRecord:
+        """Return an environment by its id, or the newest one of a name without a version. Those that are `hidden` from
+        the caller are not found, and not named."""
         try:
-            return self._store.environments.get(env_id)
+            found = self._store.environments.get(env_id)
+            if env_id not in hidden:
+                return found
+            raise NotFound(f"no environment {env_id!r:.80} here")
         except NotFound as error:
-            here = self._store.environments.all()
+            here = [env for env in self._store.environments.all() if env.env_id not in hidden]
             named = [env for env in here if _VERSION.sub("", env.env_id) == env_id]
             if not named:
                 names = ", ".join(env.env_id for env in here[:MAX_NAMED]) + (", …" if len(here) > MAX_NAMED else "")
@@ -192,15 +202,17 @@ class Queries:
         who submits without one is compared with all of them."""
         newest = sa.select(sa.func.count().label("n"), sa.func.max(keys.c.created_at).label("at")).select_from(keys)
         row = self._store.database.row(newest)
-        made = (row["n"], row["at"]) if row else (0, None)
+        teams = self._store.database.row(sa.select(sa.func.max(members.c.created_at).label("at")))
+        made = (row["n"] if row else 0, row["at"] if row else None, teams["at"] if teams else None)
         known = self._looks
         if known is None or known[0] != made:
             known = self._looks = (made, frozenset(map(looks, self.keyed_names())))
         return known[1]
 
     def keyed_names(self) -> list[str]:
-        """Owners that have, or ever had, a key."""
-        query = sa.select(owners.c.name).where(sa.exists().where(keys.c.owner_id == owners.c.id)).limit(MAX_NAMES)
+        """Owners that have, or ever had, a key, and teams."""
+        keyed, team = keys.c.owner_id == owners.c.id, members.c.team_id == owners.c.id
+        query = sa.select(owners.c.name).where(sa.exists().where(keyed) | sa.exists().where(team)).limit(MAX_NAMES)
         return [row["name"] for row in self._store.database.rows(query)]
 
     def all_keys(self) -> list[KeyRecord]:
@@ -267,7 +279,8 @@ _SUBMISSIONS = sa.select(*(submissions.c[name] for name in _SUBMISSION_FIELDS), 
 def _own(viewer: Viewer) -> list[sa.ColumnElement[bool]]:
     own: list[sa.ColumnElement[bool]] = []
     if viewer.owner is not None:
-        own.append((owners.c.name == viewer.owner) & submissions.c.anonymous.is_(False))
+        names = sorted({viewer.owner, *viewer.teams})
+        own.append(owners.c.name.in_(names) & submissions.c.anonymous.is_(False))
     if viewer.client_id is not None:
         own.append((submissions.c.client_id == viewer.client_id) & submissions.c.anonymous.is_(True))
     return own

@@ -17,9 +17,11 @@ from typing import Literal
 
 import sqlalchemy as sa
 
+from harena.arena.db.accounts.guests import GuestRepository
 from harena.arena.db.accounts.keys import KeyRepository
 from harena.arena.db.accounts.owners import OwnerRepository
 from harena.arena.db.accounts.quotas import QuotaRepository
+from harena.arena.db.accounts.teams import TeamRepository
 from harena.arena.db.database import Database
 from harena.arena.db.environments import EnvironmentRepository
 from harena.arena.db.events import EventRepository
@@ -50,6 +52,8 @@ class Store:
         self.events = EventRepository(database)
         self.owners = OwnerRepository(database)
         self.keys = KeyRepository(database, self.owners)
+        self.teams = TeamRepository(database, self.owners)
+        self.guests = GuestRepository(database, self.owners)
         self.environments = EnvironmentRepository(database)
         self.seasons = SeasonRepository(database, self.environments)
         self.matches = MatchRepository(database, self.environments, self.seasons)

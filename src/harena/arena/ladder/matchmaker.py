@@ -222,6 +222,7 @@ class _Ladder:
         self._fold = Fold(store, environment.env_id, season.id)
         self._agents: list[RosterAgent] = []
         self._benched: set[str] = set()
+        self._circles: dict[str, str] = {}
         self._made_at = 0.0
         self._recent: deque[tuple[str, ...]] = deque(maxlen=RECENT)
         self._last_at: dict[str, float] = {}
@@ -301,7 +302,7 @@ class _Ladder:
         return pairing.Candidate(
             agent=key,
             rating=played(self._fold.rating(agent), self._ended[key]),
-            owner=agent.owner,
+            owner=self._circles.get(agent.owner, agent.owner),
             lineage=agent.lineage,
             waiting_since=self._last_at.get(key, agent.created_at),
             benched=key in self._benched,
@@ -312,6 +313,7 @@ class _Ladder:
         self._looked_at = time.monotonic()
         agents = roster.playing(self._store.roster.live(self.season_id), self._settings.agents_per_owner)
         benched = self._store.roster.all_benched(env_id=self.environment.env_id)
+        self._circles = self._store.teams.circles()
         self._benched = {bench.submission_id for bench in benched}
         self.stale = self.stale or agents != self._agents
         self._agents = agents

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harena.arena.db.ladder.matches import MatchRecord
@@ -101,10 +101,10 @@ class TournamentService:
         return self._store.tournaments.get(tournament_id)
 
     def list(
-        self, *, env_id: str | None = None, season_id: int | None = None, limit: int = 50
+        self, *, env_id: str | None = None, season_id: int | None = None, limit: int = 50, hidden: Collection[str] = ()
     ) -> list[TournamentRecord]:
-        """Newest first."""
-        return self._store.tournaments.where(env_id=env_id, season_id=season_id, limit=limit)
+        """Newest first, without those of `hidden` environments."""
+        return self._store.tournaments.where(env_id=env_id, season_id=season_id, limit=limit, hidden=hidden)
 
     def cancel(self, tournament_id: str) -> TournamentRecord:
         """Cancel a tournament and its open games. Games that were played stay."""

@@ -21,6 +21,8 @@ from harena.arena.db.files import FileMissing, FileStore
 from harena.arena.db.jobs import Queue, QueuedJob, QueuePlace, share_of
 from harena.arena.db.models import (
     ACTIVE,
+    PRIVATE_LABEL,
+    Access,
     Busy,
     Conflict,
     EnvironmentKind,
@@ -130,10 +132,11 @@ class Submissions:
         client_id: str | None = None,
         anonymous: bool = False,
         address: str = "",
+        sender: str | None = None,
     ) -> SubmissionRecord:
         """Queued, in the share of the owner, or without a key of the address that it came from. `docker_image`, an
         image of a repository that the host allows, takes the place of uploads. `wanted`, "agent" or "script", says
-        what it is; without it the code does.
+        what it is; without it the code does. `sender` sends it for the owner, which is a team.
 
         Raises IntakeError, QuotaExceeded, Busy, Conflict, NotFound, SpecError: then nothing is stored."""
         environment = self._open_environment(env_id)
@@ -167,6 +170,7 @@ class Submissions:
                     kind=kind,
                     warnings=taken.warnings,
                     quota=self._settings.quota,
+                    sender=sender,
                 )
                 self._store.submissions.check(made.id, kind)
                 self._store.submissions.move(made.id, Event.QUEUE)
@@ -649,7 +653,7 @@ class Submissions:
                 found = self._store.submissions.move(found.id, Event.START)
             if found.state is not State.RUNNING:
                 return None
-        self._observe(Evaluated(step="started", env_id=found.env_id, kind=found.kind))
+        self._observe(Evaluated(step="started", env_id=self._shown(found.env_id), kind=found.kind))
         return found
 
     def _play_settings(self, submission: SubmissionRecord) -> EnvironmentSettings:
@@ -695,7 +699,12 @@ class Submissions:
 
     def _ended(self, of: SubmissionRecord, step: Literal["ranked", "failed"], **more: Any) -> None:
         self._tell_queue()
-        self._observe(Evaluated(step=step, env_id=of.env_id, kind=of.kind, **more))
+        self._observe(Evaluated(step=step, env_id=self._shown(of.env_id), kind=of.kind, **more))
+
+    def _shown(self, env_id: str) -> str:
+        """The name in counters, which more people read than those who may know of a private environment."""
+        private = self._store.environments.get(env_id).access is Access.PRIVATE
+        return PRIVATE_LABEL if private else env_id
 
     def _observe(self, what: Evaluated) -> None:
         for observer in self.observers:

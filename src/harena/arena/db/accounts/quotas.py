@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from harena.arena.db.accounts.owners import OwnerRecord, OwnerRepository
 from harena.arena.db.database import Database
-from harena.arena.db.models import ACTIVE, QuotaExceeded, charges, submissions
+from harena.arena.db.models import ACTIVE, QuotaExceeded, charges, members, submissions
 from harena.arena.db.records import DefaultQuota
 
 DAY_S = 86400
@@ -48,21 +48,35 @@ class QuotaRepository:
         if at_once is not None and active >= at_once:
             raise QuotaExceeded(f"{at_once} submissions at once are under way: wait for one to end, or cancel it")
 
-    def charge(self, submission_id: str, owner_id: str) -> None:
-        """Count one evaluation against the owner's day."""
+    def charge(self, submission_id: str, owner_id: str, sender_id: str | None = None) -> None:
+        """Count one evaluation against the owner's day, and that of the member who sent it for a team."""
+        row = {"submission_id": submission_id, "owner_id": owner_id, "sender_id": sender_id}
         day = int(self._database.clock()) // DAY_S
         with self._database.begin() as connection:
-            connection.execute(charges.insert().values(submission_id=submission_id, owner_id=owner_id, day=day))
+            connection.execute(charges.insert().values(row | {"day": day}))
 
     # ---- parts ----
 
     def _used(self, owner_id: str) -> tuple[int, int]:
         count = sa.select(sa.func.count().label("n"))
         day = int(self._database.clock()) // DAY_S
-        today = (charges.c.owner_id == owner_id) & (charges.c.day == day) & charges.c.refunded_at.is_(None)
-        active = (submissions.c.owner_id == owner_id) & submissions.c.state.in_(sorted(ACTIVE))
+        today = _counts(charges, owner_id) & (charges.c.day == day) & charges.c.refunded_at.is_(None)
+        active = _counts(submissions, owner_id) & submissions.c.state.in_(sorted(ACTIVE))
         per_day, at_once = (
             self._database.row(count.select_from(charges).where(today)),
             self._database.row(count.select_from(submissions).where(active)),
         )
         return per_day["n"] if per_day else 0, at_once["n"] if at_once else 0
+
+
+def _counts(table: sa.Table, owner_id: str) -> sa.ColumnElement[bool]:
+    """What the owner sent and, of a team, what its members have sent for whomever: so nobody gets more by being in
+    another team."""
+    own = members.c.joined_at.is_not(None)
+    team = sa.select(members.c.owner_id).where(members.c.team_id == owner_id, own)
+    return sa.or_(
+        table.c.owner_id == owner_id,
+        table.c.sender_id == owner_id,
+        table.c.owner_id.in_(team),
+        table.c.sender_id.in_(team),
+    )

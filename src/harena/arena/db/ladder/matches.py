@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -236,9 +236,10 @@ class MatchRepository:
         before: int | None = None,
         after: int | None = None,
         limit: int = 50,
+        hidden: Collection[str] = (),
     ) -> list[MatchRecord]:
-        """Newest first; `before`: only with smaller numbers, the nearest to it; `after`: only with larger ones, the
-        nearest to it."""
+        """Newest first, without those of `hidden` environments. `before`: only with smaller numbers, the
+        nearest to it; `after`: only with larger ones, the nearest to it."""
         wanted = {
             matches.c.env_id: env_id,
             matches.c.season_id: season_id,
@@ -247,6 +248,8 @@ class MatchRepository:
             matches.c.state: state,
         }
         which = sa.select(matches.c.number).where(*(col == value for col, value in wanted.items() if value is not None))
+        if hidden:
+            which = which.where(matches.c.env_id.not_in(sorted(hidden)))
         if submission_id is not None:
             played = sa.select(seats.c.match_number).where(seats.c.submission_id == submission_id)
             which = which.where(matches.c.number.in_(played))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +59,21 @@ class TournamentRepository:
         return _tournament(row)
 
     def where(
-        self, *, env_id: str | None = None, season_id: int | None = None, limit: int = 50
+        self,
+        *,
+        env_id: str | None = None,
+        season_id: int | None = None,
+        limit: int = 50,
+        hidden: Collection[str] = (),
     ) -> list[TournamentRecord]:
-        """Newest first."""
+        """Newest first, without those of `hidden` environments."""
         query = sa.select(tournaments).order_by(tournaments.c.created_at.desc(), tournaments.c.id)
         if env_id is not None:
             query = query.where(tournaments.c.env_id == env_id)
         if season_id is not None:
             query = query.where(tournaments.c.season_id == season_id)
+        if hidden:
+            query = query.where(tournaments.c.env_id.not_in(sorted(hidden)))
         return [_tournament(row) for row in self._database.rows(query.limit(page(limit)))]
 
     def running(self) -> dict[str, Mapping[str, Any]]:

@@ -73,9 +73,10 @@ class SubmissionRepository:
         kind: SubmissionKind = SubmissionKind.VERIFIED,
         warnings: Sequence[str] = (),
         quota: DefaultQuota | None = None,
+        sender: str | None = None,
     ) -> SubmissionRecord:
-        """Received, and counted against the quota. `submission_id`, 32 hexadecimal digits, is its id; raises Conflict
-        when there is one with that id."""
+        """Received, and counted against the quota. `sender` sent it for the owner, which is a team.
+        `submission_id`, 32 hexadecimal digits, is its id; raises Conflict when there is one with that id."""
         now, submission_id = self._database.clock(), submission_id or uuid.uuid4().hex
         values = {
             "id": submission_id,
@@ -98,13 +99,17 @@ class SubmissionRepository:
             season_id, who = self._open_season(env_id), self._owners.ensure(owner)
             self._owners.lock(who.id)
             self._quotas.check_owner(who, quota or DefaultQuota())
+            sent_by = None if sender in (None, owner) else self._owners.ensure(sender)
+            if sent_by is not None:
+                self._quotas.check_owner(sent_by, quota or DefaultQuota())
+            sender_id = None if sent_by is None else sent_by.id
             same = (submissions.c.owner_id == who.id) & (submissions.c.env_id == env_id)
             newest = sa.select(sa.func.max(submissions.c.version).label("version"))
             row = self._database.row(newest.where(same, submissions.c.algorithm == algorithm))
             version = (row["version"] or 0) + 1 if row else 1
-            place = {"owner_id": who.id, "season_id": season_id, "version": version}
+            place = {"owner_id": who.id, "season_id": season_id, "version": version, "sender_id": sender_id}
             connection.execute(submissions.insert().values(values | place))
-            self._quotas.charge(submission_id, who.id)
+            self._quotas.charge(submission_id, who.id, sender_id)
             made = self.get(submission_id)
             self._tell(made)
             return made
@@ -300,7 +305,8 @@ class SubmissionRepository:
             owner = self._owners.ensure(self.get(submission_id).owner)
             self._owners.lock(owner.id)
             self._quotas.check_owner(owner, quota)
-            self._quotas.charge(submission_id, owner.id)
+            sent = self._database.row(sa.select(submissions.c.sender_id).where(submissions.c.id == submission_id))
+            self._quotas.charge(submission_id, owner.id, sent["sender_id"] if sent else None)
 
     def active(self, season_id: int) -> list[tuple[str, int | None]]:
         """Ids of a season's submissions that are not evaluated yet, with those of their jobs."""
