@@ -325,6 +325,8 @@ class Submission:
     anonymous: bool = False
     position: int | None = None
     """Position in the queue, counted from 1."""
+    waits_for: str | None = None
+    """What it waits for: "submissions ahead of it", "a worker", or "another attempt" after a fault of the platform."""
     eta_s: float | None = None
     evaluation: Evaluation | None = None
     standing: BoardEntry | None = None
@@ -378,6 +380,76 @@ class AgentVersions:
     algorithm: str = ""
     env_id: str = ""
     versions: tuple[Submission, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixAgent:
+    submission_id: str
+    owner: str
+    algorithm: str
+    version: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Games between two agents, and how they ended for `one`."""
+
+    one: str
+    other: str
+    wins: int
+    draws: int
+    losses: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Head-to-head results of the best agents of a ladder, in the order of the board."""
+
+    env_id: str
+    agents: tuple[MatrixAgent, ...]
+    meetings: tuple[Meeting, ...]
+    """Each pair that has met, both ways around."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundAgent:
+    owner: str
+    algorithm: str
+    env_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSubmission:
+    id: str
+    owner: str
+    algorithm: str
+    version: int
+    env_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundMatch:
+    id: str
+    number: int
+    env_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundEnvironment:
+    env_id: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search has found, a few of each."""
+
+    environments: tuple[FoundEnvironment, ...]
+    owners: tuple[str, ...]
+    agents: tuple[FoundAgent, ...]
+    submissions: tuple[FoundSubmission, ...]
+    matches: tuple[FoundMatch, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

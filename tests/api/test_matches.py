@@ -282,3 +282,46 @@ def test_the_end_of_a_season_reveals_its_replays_and_their_seeds(playing, player
             assert replay.seed == hidden[one["episode"]]
         assert client.get(f"{path}/replays/{listed[0]['episode']}", params={"format": "html"}).status_code == 200
         assert client.get(f"{path}/replays/99").status_code == 404
+
+
+def test_a_matrix_counts_each_game_once_for_each_side(playing, players):
+    _, ids = players
+    with playing.client() as client:
+        found = client.get(f"/v1/matrix?env_id={LADDER}").json()
+        assert {agent["submission_id"] for agent in found["agents"]} == set(ids.values())
+        tallies = {(one["one"], one["other"]): one for one in found["meetings"]}
+        ann, ben = tallies[ids["ann"], ids["ben"]], tallies[ids["ben"], ids["ann"]]
+        assert (ann["wins"], ann["draws"], ann["losses"]) == (ben["losses"], ben["draws"], ben["wins"])
+        (met,) = client.get(f"/v1/submissions/{ids['ann']}/opponents").json()["opponents"]
+        assert {name: met[name] for name in ("wins", "draws", "losses")} == {
+            name: ann[name] for name in ("wins", "draws", "losses")
+        }
+        assert client.get("/v1/matrix?env_id=CartPole-v1").status_code == 409
+
+
+def test_only_the_embed_page_may_be_framed_by_other_sites(playing, players):
+    with playing.client() as client:
+        match = next(one for one in finished(client) if one["has_replay"])
+        page = client.get(f"/embed/match/{match['id']}")
+        assert page.status_code == 200
+        assert page.headers["content-security-policy"].endswith("frame-ancestors *")
+        assert "x-frame-options" not in page.headers
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        again = client.get(f"/embed/match/{match['id']}", headers={"If-None-Match": page.headers["etag"]})
+        assert again.status_code == 304
+        assert again.headers["content-security-policy"] == policy
+        for path in ("/", "/login", f"/match/{match['id']}", f"/v1/matches/{match['id']}/replay?format=html", "/v1"):
+            other = client.get(path)
+            assert "frame-ancestors *" not in other.headers["content-security-policy"], path
+            assert other.headers["x-frame-options"] in ("DENY", "SAMEORIGIN")
+        missing = client.get("/embed/match/" + "f" * 32)
+        assert (missing.status_code, missing.headers["x-frame-options"]) == (404, "DENY")
+
+
+def test_matches_are_a_feed_too(playing, players):
+    with playing.client() as client:
+        match = finished(client)[0]
+        text = client.get(f"/v1/feeds/matches?env_id={LADDER}&owner=ann").text
+        assert f"/match/{match['id']}" in text
+        assert "<entry>" not in client.get("/v1/feeds/matches?owner=nobody").text

@@ -28,6 +28,7 @@ from harena.api.http.strict import ONLY_KNOWN
 from harena.api.routes import (
     admin,
     boards,
+    discover,
     environments,
     events,
     exports,
@@ -49,7 +50,20 @@ DESCRIPTION = (
     "says so. Send a key as `Authorization: Bearer hrn_…`. Every refusal is {code, detail, hint, request_id}."
 )
 # Boards first: routes are tried in order, and boards are asked for most.
-ROUTERS = (boards, session, environments, submissions, matches, teams, workers, admin, events, exports, legacy)
+ROUTERS = (
+    boards,
+    session,
+    environments,
+    submissions,
+    matches,
+    discover,
+    teams,
+    workers,
+    admin,
+    events,
+    exports,
+    legacy,
+)
 
 
 def operation_id(route: APIRoute) -> str:
@@ -115,6 +129,7 @@ def create_app(
     for module in ROUTERS:
         checks = () if module is legacy else (ONLY_KNOWN,)
         app.include_router(module.router, dependencies=[*auth.SCHEMES, *checks])
+    app.include_router(matches.embedding)
     app.include_router(pages.router)
     errors.install(app, missing_page=pages.missing)
     hosts = LOOPBACK_NAMES | set(allowed_hosts or ())

@@ -40,6 +40,8 @@ PAGES = (
     "/match/{rest:path}",
     "/tournament/{rest:path}",
     "/submit",
+    "/mine",
+    "/search",
     "/login",
     "/admin",
     "/seasons/{rest:path}",

@@ -68,6 +68,13 @@ def _framed() -> dict[str, str]:
     return {"Content-Security-Policy": policy, "X-Frame-Options": "SAMEORIGIN"}
 
 
+def embeddable(answer: Response) -> Response:
+    """The same page, for frames of other sites too. It has nothing to click on but the viewer's own controls."""
+    answer.headers["Content-Security-Policy"] = f"{viewer.policy()}; frame-ancestors *"
+    del answer.headers["X-Frame-Options"]
+    return answer
+
+
 def text(content: str) -> Response:
     return Response(content.encode("utf-8", "replace"), 200, {"Cache-Control": "no-store"}, "text/plain; charset=utf-8")
 

@@ -45,6 +45,7 @@ PAGE_CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+EMBEDDABLE = b"frame-ancestors *"
 ALWAYS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -295,6 +296,8 @@ class _Exchange:
             self.status = message["status"]
             headers: list[tuple[bytes, bytes]] = list(message.get("headers", ()))
             names = {name for name, _ in headers}
+            if any(name == b"content-security-policy" and value.endswith(EMBEDDABLE) for name, value in headers):
+                names.add(b"x-frame-options")  # it could only say no
             headers += [pair for pair in UNLESS_SET if pair[0] not in names]
             headers += ALWAYS
             headers.append((b"x-request-id", self.request_id.encode()))

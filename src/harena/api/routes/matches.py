@@ -24,6 +24,8 @@ from harena.match.replay import viewer
 
 router = APIRouter(prefix="/v1", tags=["matches and tournaments"])
 
+embedding = APIRouter()
+
 MAX_SEAT = 63
 Id = Annotated[str, Field(min_length=1, max_length=32, pattern="^[0-9a-f]+$")]
 
@@ -91,6 +93,14 @@ def replay(
     if found.replay_digest is None:
         raise not_found("the match has no replay" if found.finished_at else "the match is not over yet")
     return api.replays.answer(request, found.replay_digest, format, found.id)
+
+
+@embedding.get("/embed/match/{match_id}", include_in_schema=False)
+def embed(api: ApiOf, request: Request, who: Reader, match_id: str) -> Response:
+    """The viewer alone, which other sites may show in a frame. It shows what everybody may see: a browser sends no
+    cookie of ours from a frame of another site."""
+    answer = replay(api, request, who, match_id, "html")
+    return replays.embeddable(answer)
 
 
 @router.get(

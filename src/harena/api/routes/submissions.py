@@ -23,7 +23,8 @@ from harena.api.http.errors import ApiError, not_found
 from harena.api.http.uploads import UploadForm
 from harena.api.routes.boards import MAX_OFFSET
 from harena.api.routes.environments import EnvId, playable
-from harena.arena.db.models import MAX_NAME, BoardKind, Busy, QuotaExceeded, Scope, State
+from harena.arena.db.jobs import QueuePlace
+from harena.arena.db.models import MAX_NAME, BoardKind, Busy, NotFound, QuotaExceeded, Scope, State
 from harena.arena.db.queries import Viewer
 from harena.arena.db.records import EvaluationRecord, SubmissionRecord
 from harena.arena.seasons import finals
@@ -36,6 +37,8 @@ Name = Annotated[str, Query(min_length=1, max_length=MAX_NAME)]
 OptionalName = Annotated[str | None, Query(max_length=MAX_NAME)]
 Limit = Annotated[int, Query(ge=1, le=200)]
 Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET)]
+MAX_MINE = 100
+"""Of one's own, which are described in full."""
 EpisodeNumber = Annotated[int, Path(ge=0, le=1_000_000)]
 
 
@@ -130,13 +133,15 @@ def submissions(
     owner: OptionalName = None,
     env_id: OptionalName = None,
     state: State | None = None,
+    mine: Annotated[bool, Query(description="Only your own and your teams', with all that is known of each.")] = False,
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Response:
+    limit = min(limit, MAX_MINE) if mine else limit
     found = api.queries.submissions(
-        viewer(api, who), owner=owner, env_id=env_id, state=state, limit=limit, offset=offset
+        viewer(api, who), owner=owner, env_id=env_id, state=state, mine=mine, limit=limit, offset=offset
     )
-    return reply({"submissions": [describe(api, who, one, brief=True) for one in found]})
+    return reply({"submissions": [describe(api, who, one, brief=not mine) for one in found]})
 
 
 @router.get("/agents", responses=answers(schema.AgentVersions), summary="All versions of one agent, newest first")
@@ -383,12 +388,22 @@ def describe(
         mine=mine,
         sees=mine or who.sees(of),
         place=place,
+        waits_for=_waits_for(api, of, place),
         latest=latest,
         line=line,
         bench=bench,
         finalist=finalist,
         ended=ended,
     )
+
+
+def _waits_for(api: Api, of: SubmissionRecord, place: QueuePlace | None) -> str | None:
+    if place is None or of.state is State.RUNNING or of.job_id is None:
+        return None
+    with contextlib.suppress(NotFound):
+        if api.arena.queue.get(of.job_id).run_at > api.store.clock():
+            return "another attempt"
+    return "submissions ahead of it" if place.position else "a worker"
 
 
 _WAITING = (State.RECEIVED, State.CHECKED, State.QUEUED, State.RUNNING)

@@ -123,7 +123,7 @@ function editor(env, again) {
 
 // Owners and teams that may submit to an environment that is not public, and see a private one.
 function guestList(env) {
-  const list = h("ul", { class: "plain-list" });
+  const list = h("ul", { class: "plain" });
   const draw = ({ owners }) => put(
     list,
     owners.map((owner) => h("li", { class: "row" }, owner, action("Remove", async () => {

@@ -8,6 +8,8 @@ import { problem } from "./parts.js";
 const ROUTES = [
   [/^\/$/, () => import("./page_home.js")],
   [/^\/env\/(.+)$/, () => import("./page_env.js")],
+  [/^\/mine$/, () => import("./page_mine.js")],
+  [/^\/search$/, () => import("./page_search.js")],
   [/^\/submit$/, () => import("./page_submit.js")],
   [/^\/submission\/([^/]+)$/, () => import("./page_submission.js")],
   [/^\/agent$/, () => import("./page_agent.js")],

@@ -6,6 +6,7 @@ import { board } from "./board.js";
 import { debounced, h, put, reconcile, redraw, throttled } from "./dom.js";
 import { count, dateText, num } from "./format.js";
 import { watch } from "./live.js";
+import { matrixCard } from "./matrix.js";
 import { markdown } from "./markdown.js";
 import {
   MATCH_HEADS,
@@ -48,14 +49,18 @@ export async function render({ params: [envId], query, signal, go }) {
   const reported = env.kind === "verified" ? selfReported(env, wanted, signal) : null;
   const main = mainBoard(env, wanted, here, go, () => void reported?.read(), signal);
   const matches = matchList(env, signal);
-  await Promise.all([main.read(), reported?.read(), matches?.read(), tournaments(env, main.finals, signal)]);
+  const matrix = env.kind === "ladder" ? matrixCard(env, signal) : null;
+  await Promise.all([main.read(), reported?.read(), matches?.read(), matrix?.read(), tournaments(env, main.finals, signal)]);
 
   watch([`board:${env.env_id}`, `matches:${env.env_id}`], ({ topic, kind }) => {
     if (kind === "reset" || topic.startsWith("board:")) {
       void main.read();
       void reported?.read();
     }
-    if (kind === "reset" || topic.startsWith("matches:")) void matches?.read();
+    if (kind === "reset" || topic.startsWith("matches:")) {
+      void matches?.read();
+      void matrix?.read();
+    }
   }, signal);
 
   const node = h(
@@ -65,7 +70,7 @@ export async function render({ params: [envId], query, signal, go }) {
     h(
       "div",
       { class: "columns" },
-      h("div", { class: "stack" }, main.node, reported?.node, matches?.node, sample(env)),
+      h("div", { class: "stack" }, main.node, reported?.node, matrix?.node, matches?.node, sample(env)),
       h("div", { class: "stack" }, about(env), limits(env), seasons(env), main.finals, exports_(env)),
     ),
   );
@@ -350,6 +355,11 @@ function sample(env) {
   );
 }
 
+function feeds(env) {
+  const whats = env.kind === "ladder" ? ["results", "matches"] : ["results"];
+  return whats.map((what) => [h("a", { href: address(`/v1/feeds/${what}`, { env_id: env.env_id }), type: "application/atom+xml" }, what), " "]);
+}
+
 function exports_(env) {
   const whats = env.kind === "ladder" ? ["board", "matches", "ratings", "submissions"] : ["board", "submissions"];
   const links = (what) => ["csv", "jsonl", "parquet"].map((format) => [
@@ -363,6 +373,7 @@ function exports_(env) {
       "ul",
       { class: "plain" },
       whats.map((what) => h("li", null, `${what[0].toUpperCase()}${what.slice(1)}:`, links(what))),
+      h("li", null, "Feeds: ", feeds(env)),
     ),
   );
 }

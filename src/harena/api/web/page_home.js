@@ -80,6 +80,7 @@ function card(env, signal) {
       if (error.name !== "AbortError") put(note, problem(error));
     }
   });
+  const picture = env.kind === "ladder" ? thumbnail(env, signal) : null;
   const node = h(
     "section",
     { class: "card", "data-env": env.env_id },
@@ -90,11 +91,24 @@ function card(env, signal) {
       mark(KINDS[env.kind] ?? env.kind, env.kind === "script-only" ? "warn" : "soft"),
     ),
     env.summary ? h("p", { class: "quiet summary" }, env.summary) : null,
+    picture,
     env.season?.frozen ? h("p", null, mark("frozen", "warn", "No new submissions until the season ends")) : null,
     place,
     note,
   );
   return { env, node, read };
+}
+
+// A moment of the latest match. It says nothing that the text does not say, so it is hidden from screen readers and keys.
+function thumbnail(env, signal) {
+  const stage = h("div", { class: "viewer thumbnail", "aria-hidden": "true", inert: true, hidden: true });
+  void get("/v1/matches", { env_id: env.env_id, state: "finished", limit: 5 }, signal).then(({ matches }) => {
+    const match = matches.find((one) => one.has_replay);
+    if (!match) return;
+    stage.hidden = false;
+    showReplay(stage, match, { step: Math.floor((match.steps ?? 0) * 0.6), mini: true });
+  }).catch(() => {}); // the board below is what counts
+  return stage;
 }
 
 function below(env, total) {

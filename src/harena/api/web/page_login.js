@@ -2,13 +2,14 @@
 
 import { get, post, session } from "./api.js";
 import { h, put } from "./dom.js";
+import { teamsCard } from "./teams.js";
 import { action, codeBlock, facts, problem, section, time } from "./parts.js";
 
 export async function render({ go, signal }) {
   const state = await session(true);
   if (!state.me) return { title: "Log in", node: form(state, go) };
   const [me, { keys }] = await Promise.all([get("/v1/me", {}, signal), get("/v1/keys", {}, signal)]);
-  return { title: "Account", node: account(me, keys, go) };
+  return { title: "Account", node: account(me, keys, go, signal) };
 }
 
 function form(state, go) {
@@ -58,7 +59,7 @@ function form(state, go) {
   );
 }
 
-function account(me, keys, go) {
+function account(me, keys, go, signal) {
   const logout = action("Log out", async () => {
     await post("/v1/logout");
     await session(true);
@@ -77,8 +78,9 @@ function account(me, keys, go) {
         ["Submissions today", `${me.quota.used_today} of ${me.quota.per_day ?? "unlimited"}`],
         ["Active submissions", `${me.quota.active} of ${me.quota.at_once ?? "unlimited"}`],
       ]),
-      h("p", { class: "row" }, h("a", { href: "/submit", class: "button" }, "Submit an agent"), logout),
+      h("p", { class: "row" }, h("a", { href: "/submit", class: "button" }, "Submit an agent"), h("a", { href: "/mine", class: "button" }, "My submissions"), logout),
     ),
+    teamsCard(me, signal),
     section(
       "Your keys",
       { class: "card" },

@@ -64,7 +64,7 @@ export async function render({ params: [id], query, signal }) {
       ] : null,
     ),
     result,
-    h("p", { class: "row wrap" }, neighbours, stepLink(match, () => view)),
+    h("p", { class: "row wrap" }, neighbours, stepLink(match, () => view), over(match) && match.has_replay ? embedLink(match) : null),
     h("div", { class: "match-columns" }, stage, side),
   );
   return { title: `Match ${match.number}`, node };
@@ -85,6 +85,12 @@ function stepLink(match, view) {
     return new URL(address(`/match/${encodeURIComponent(match.id)}`, { step }), location.href).href;
   };
   return copyButton(text, "Copy link to this step");
+}
+
+// For other sites: the page behind it is the only one that they may show in a frame.
+function embedLink(match) {
+  const src = new URL(`/embed/match/${encodeURIComponent(match.id)}#play`, location.href).href;
+  return copyButton(() => `<iframe src="${src}" title="Match ${match.number}" width="640" height="480"></iframe>`, "Copy embed code");
 }
 
 function words(match, playing) {

@@ -13,11 +13,12 @@ export async function render({ query, signal }) {
   const open = environments.filter((env) => env.enabled);
   const result = h("div", { class: "stack", "aria-live": "polite" });
   const allowed = state.me || state.anonymous_submit;
+  const teams = state.me ? (await get("/v1/me", {}, signal)).teams.filter((one) => one.joined) : [];
   const node = h(
     "div",
     { class: "page narrow-page" },
     h("h1", null, "Submit an agent"),
-    allowed ? form(open, state, query.get("env_id"), result, signal) : needsKey(),
+    allowed ? form(open, { ...state, teams }, query.get("env_id"), result, signal) : needsKey(),
     result,
   );
   return { title: "Submit an agent", node };
@@ -121,6 +122,11 @@ const label = (env) => (env.title && env.title !== env.env_id ? `${titleOf(env)}
 const field = (id, text, ...children) => h("div", { class: "field" }, h("label", { for: id }, text), ...children);
 
 function owner(state) {
+  if (state.teams.length) {
+    const names = [state.me.owner, ...state.teams.map((one) => one.team)];
+    const select = h("select", { id: "owner", name: "user_id" }, names.map((one) => h("option", { value: one }, one)));
+    return field("owner", "List it under", select);
+  }
   if (state.me) return h("p", { class: "quiet" }, "It will be listed under ", h("strong", null, state.me.owner), ".");
   const input = h(
     "input",

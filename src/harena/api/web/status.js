@@ -11,12 +11,14 @@ const ENDS = { rejected: "Rejected", failed: "Failed", cancelled: "Cancelled" };
 const FINAL = new Set(["ranked", ...Object.keys(ENDS)]);
 
 export function sentence(submission) {
-  const { state, position, eta_s: eta } = submission;
+  const { state, position, eta_s: eta, waits_for: cause } = submission;
   if (state === "ranked") return ranked(submission);
   if (state === "running") return "Running.";
   if (state === "queued") {
     const left = typeof eta === "number" ? `, about ${duration(eta)} left` : "";
-    return `Waiting, ${position ? `${position} ahead of it` : "next in the queue"}${left}.`;
+    const place = position ? `${position} ahead of it` : "next in the queue";
+    const why = cause === "another attempt" ? "the platform failed and will try again" : place;
+    return `Waiting, ${why}${left}.`;
   }
   if (state === "failed") return "The submission failed.";
   if (state === "rejected") return "The submission was rejected.";

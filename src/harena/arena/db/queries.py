@@ -93,10 +93,11 @@ class Queries:
         env_id: str | None = None,
         algorithm: str | None = None,
         state: State | None = None,
+        mine: bool = False,
         limit: int = 50,
         offset: int = 0,
     ) -> list[SubmissionRecord]:
-        """Newest first: the viewer's own, and of others what is ranked."""
+        """Newest first: the viewer's own and, unless only `mine` are asked for, of others what is ranked."""
         query = _SUBMISSIONS.where(submissions.c.deleted_at.is_(None))
         if owner is not None:
             query = query.where(named(owners.c.name, owner))
@@ -107,8 +108,10 @@ class Queries:
         ):
             if value is not None:
                 query = query.where(column == value)
-        if not viewer.everything:
-            query = query.where(sa.or_(submissions.c.state == State.RANKED, *_own(viewer)))
+        if mine:
+            query = query.where(sa.or_(sa.false(), *own(viewer)))
+        elif not viewer.everything:
+            query = query.where(sa.or_(submissions.c.state == State.RANKED, *own(viewer)))
         if viewer.hidden:
             query = query.where(submissions.c.env_id.not_in(sorted(viewer.hidden)))
         query = query.order_by(submissions.c.created_at.desc(), submissions.c.id).limit(limit).offset(offset)
@@ -119,7 +122,7 @@ class Queries:
         query = _SUBMISSIONS.where(submissions.c.env_id == env_id, submissions.c.deleted_at.is_(None))
         query = query.where(submissions.c.id > after).order_by(submissions.c.id).limit(limit)
         if not viewer.everything:
-            query = query.where(sa.or_(submissions.c.state == State.RANKED, *_own(viewer)))
+            query = query.where(sa.or_(submissions.c.state == State.RANKED, *own(viewer)))
         return [SubmissionRecord(**row) for row in self._store.database.rows(query)]
 
     def listed(self, submission_ids: Collection[str]) -> dict[str, Listed]:
@@ -276,11 +279,12 @@ _SUBMISSIONS = sa.select(*(submissions.c[name] for name in _SUBMISSION_FIELDS), 
 )
 
 
-def _own(viewer: Viewer) -> list[sa.ColumnElement[bool]]:
-    own: list[sa.ColumnElement[bool]] = []
+def own(viewer: Viewer) -> list[sa.ColumnElement[bool]]:
+    """What makes a submission the viewer's own."""
+    owned: list[sa.ColumnElement[bool]] = []
     if viewer.owner is not None:
         names = sorted({viewer.owner, *viewer.teams})
-        own.append(owners.c.name.in_(names) & submissions.c.anonymous.is_(False))
+        owned.append(owners.c.name.in_(names) & submissions.c.anonymous.is_(False))
     if viewer.client_id is not None:
-        own.append((submissions.c.client_id == viewer.client_id) & submissions.c.anonymous.is_(True))
-    return own
+        owned.append((submissions.c.client_id == viewer.client_id) & submissions.c.anonymous.is_(True))
+    return owned
