@@ -1,7 +1,7 @@
 # The one door. Everything lives in .venv; `make up` and `make test` need nothing run before them.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup up run demo test services thorough check fix bench soak native calls wire proto requirements crds build-all k8s-setup logs clean
+.PHONY: help setup up run demo test services thorough check fix bench soak native calls wire proto requirements crds wheels build-all k8s-setup logs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -77,6 +77,10 @@ proto: setup ## make the executor's messages from proto/
 
 requirements: setup ## make requirements.txt from pyproject.toml
 	$(BIN)/python deploy/requirements.py > requirements.txt
+
+wheels: setup ## what the images of deploy/images are made from without a network, for this Python (the base must have the same)
+	rm -rf deploy/images/wheels
+	$(BIN)/python -m pip wheel --quiet --wheel-dir deploy/images/wheels '.[arena,executor,kubernetes,operator,postgres,serve]' pip
 
 build-all: ## every image of deploy/images, by Docker (BUILD="harena image build -t" builds without it)
 	@set -e; for file in deploy/images/*.Dockerfile; do \

@@ -2,9 +2,8 @@
 #   docker build -t rl-arena-executor:latest -f deploy/images/executor.Dockerfile .
 ARG BASE=python:3.12-slim-bookworm
 FROM ${BASE} AS build
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 COPY . /src
-RUN python3 -m venv /opt/harena && HARENA_REQUIRE_NATIVE=1 /opt/harena/bin/pip install --no-cache-dir '/src[executor,kubernetes]'
+RUN sh /src/deploy/images/install 'harena[executor,kubernetes]'
 
 FROM ${BASE}
 COPY --from=build /opt/harena /opt/harena

@@ -20,7 +20,7 @@ def layer(path: Path) -> None:
     with tarfile.open(path, "w") as tar:
         source = Path(harena.__file__).parent
         tar.add(source, f"{ROOT}/harena", filter=_plain)
-        for distribution in _closure("harena", EXTRAS):
+        for distribution in closure("harena", EXTRAS):
             for file in distribution.files or ():
                 where = Path(str(distribution.locate_file(file)))
                 if ".." not in file.parts and where.is_file():
@@ -43,7 +43,7 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _closure(name: str, extras: tuple[str, ...]) -> list[importlib.metadata.Distribution]:
+def closure(name: str, extras: tuple[str, ...]) -> list[importlib.metadata.Distribution]:
     """Every distribution that the extras need, by the metadata of what is installed."""
     found: dict[str, importlib.metadata.Distribution] = {}
     todo = [(name, extras)]

@@ -16,8 +16,8 @@ exit codes:
   3    a package is missing, or there is no cluster; the message says what to do
 
 examples:
-  harena operator run --server-image harena:latest            all namespaces of the cluster of KUBECONFIG
-  harena operator run --server-image harena:latest --namespace boxes
+  harena operator run --server-image rl-arena-operator:latest            all namespaces of the cluster of KUBECONFIG
+  harena operator run --server-image rl-arena-operator:latest --namespace boxes
   harena operator crds | kubectl apply -f -"""
 NODE_PARTS = (
     "__init__.py",
@@ -41,9 +41,9 @@ def fill(name: str, command: argparse.ArgumentParser) -> None:
     run = verbs.add_parser("run", help="look after warm pools, sandboxes and tasks", formatter_class=raw)
     run.add_argument(
         "--server-image",
-        default=os.environ.get("HARENA_SERVER_IMAGE", "harena:latest"),
+        default=os.environ.get("HARENA_SERVER_IMAGE", "rl-arena-operator:latest"),
         metavar="IMAGE",
-        help="image of pods, which has `harena serve` (HARENA_SERVER_IMAGE, harena:latest)",
+        help="image of pods, which has `harena serve` (HARENA_SERVER_IMAGE, rl-arena-operator:latest)",
     )
     run.add_argument("--namespace", metavar="NAME", help="the only namespace to look after (all)")
     run.add_argument("--lease-namespace", metavar="NAME", help="where the leader's Lease is (the operator's own)")
