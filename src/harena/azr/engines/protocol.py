@@ -108,6 +108,9 @@ class Update:
     value: float = 0.0
     """Weight of the value head's loss; above 0 only with PPO."""
     max_grad_norm: float = 1.0
+    skip_flat: bool = False
+    """Samples whose advantage is 0 are not learnt from at all: they lose their entropy bonus and KL term, and cost no
+    time. Without these terms such samples have no gradient and are left out anyway."""
     token_mean: bool = True
     """The loss is a mean over all tokens of a mini-batch; False: over samples, each the mean of its own tokens."""
 

@@ -58,7 +58,17 @@ ENGINES: Mapping[str, EngineEntry] = {
                     "kernel",
                     "max_places",
                 ),
-                *("value_head", "micro_tokens", "save_memory", "warmup_steps", "beta1", "beta2", "weight_decay"),
+                *(
+                    "value_head",
+                    "micro_tokens",
+                    "save_memory",
+                    "share_prompts",
+                    "keep_prompts",
+                    "warmup_steps",
+                    "beta1",
+                    "beta2",
+                    "weight_decay",
+                ),
             ),
         ),
         EngineEntry(

@@ -14,6 +14,7 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 from typing import Any, cast
 
@@ -23,13 +24,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import checkpoint
 
-from harena.azr.engines.protocol import Rollout, Update
+from harena.azr.engines.protocol import Completion, Rollout, Update
 from harena.azr.learn.optimizer import MasterAdamW
+from harena.azr.model import prefix_tree
 from harena.azr.model.decoder import DecoderModel
 from harena.errors import SpecError
 
 LARGE = 300_000_000
 """Parameters from which activations are recomputed in the backward pass."""
+TREE_TOKENS = 4_096
+PAYS_FROM = 0.6
+"""Share of the tokens that is left with trees, from which they pay on a processor, whose kernels for sequences are
+faster than torch's attention with a mask."""
 LOGIT_ELEMENTS = 1 << 28
 """Logits held at once (float32: 1 GiB); more positions are taken in turns and recomputed."""
 
@@ -42,12 +48,20 @@ class LearnSettings:
     """Tokens of one forward and backward pass, padding counted; 0 chooses by device and size."""
     save_memory: bool | None = None
     """Recompute activations; None chooses by size."""
+    share_prompts: bool | None = None
+    """Compute what sequences begin with once (prefix_tree.py); None: on CUDA, and on a processor where it pays."""
+    keep_prompts: bool = False
+    """Rows of one prompt go into one mini-batch, so that more is shared. Mini-batches then have fewer tasks each."""
     warmup_steps: int = 0
     """Optimiser steps over which the learning rate rises."""
     beta1: float = 0.9
     beta2: float = 0.99
     """Decay of AdamW's two means."""
     weight_decay: float = 0.0
+
+    def tree_tokens(self, size: int, *, is_cuda: bool) -> int:
+        """Tokens of one tree: attention looks at all pairs of them, so that more is not always better."""
+        return min(TREE_TOKENS, self.tokens_at_once(size, is_cuda=is_cuda))
 
     def tokens_at_once(self, size: int, *, is_cuda: bool) -> int:
         """Tokens of a forward and backward pass of a model with `size` parameters."""
@@ -69,6 +83,7 @@ class PolicyLearner:
         is_cuda = model.device.type == "cuda"
         self._pad = pad
         self._micro = settings.tokens_at_once(size, is_cuda=is_cuda)
+        self._tree_tokens = settings.tree_tokens(size, is_cuda=is_cuda)
         self._save = settings.saves_memory(size)
         self._reference: DecoderModel | None = None
         extra = [] if self.value is None else [(f"value.{n}", p) for n, p in self.value.named_parameters()]
@@ -89,8 +104,7 @@ class PolicyLearner:
         total: dict[str, float] = {}
         batches = 0
         for _ in range(update.epochs):
-            order = list(range(len(usable)))
-            Random(self.steps).shuffle(order)
+            order = self._order(usable)
             for first in range(0, len(order), update.mini_batch):
                 chosen = [usable[n] for n in order[first : first + update.mini_batch]]
                 for name, value in self._mini_batch(chosen, update).items():
@@ -99,19 +113,43 @@ class PolicyLearner:
         metrics = {name: value / batches for name, value in total.items()}
         tokens = sum(len(r.completion.ids) + len(r.completion.prompt_ids) for r in usable) * update.epochs
         seconds = time.perf_counter() - started
-        return {**metrics, "optimizer_steps": float(batches), "tokens": float(tokens), "seconds": seconds}
+        counts = {"tokens": float(tokens), "tokens_computed": total["tokens_computed"]}
+        return {**metrics, "optimizer_steps": float(batches), **counts, "seconds": seconds}
+
+    def _order(self, rollouts: Sequence[Rollout]) -> list[int]:
+        """A shuffle of rows, or of prompts with all of their rows."""
+        shuffled = Random(self.steps)
+        if not self.settings.keep_prompts:
+            order = list(range(len(rollouts)))
+            shuffled.shuffle(order)
+            return order
+        by_prompt: dict[tuple[int, ...], list[int]] = {}
+        for number, one in enumerate(rollouts):
+            by_prompt.setdefault(one.completion.prompt_ids, []).append(number)
+        groups = list(by_prompt.values())
+        shuffled.shuffle(groups)
+        return list(chain.from_iterable(groups))
 
     def _mini_batch(self, rollouts: Sequence[Rollout], update: Update) -> dict[str, float]:
         self._optimizer.zero_grad()
         tokens = sum(len(rollout.completion.ids) for rollout in rollouts)
+        learnt = [one for one in rollouts if not _says_nothing(one, update)]
+        counts = {
+            "tokens_computed": 0.0,
+            "without_advantage": 1.0 - len(learnt) / len(rollouts),
+        }
         sums: Tensor | None = None
-        for micro in _micro_batches(rollouts, self._micro):
+        for micro in self._micro_batches(learnt):
             part = self._backward(micro, update, tokens=tokens, samples=len(rollouts))
             sums = part if sums is None else sums + part
-        assert sums is not None
+            counts["tokens_computed"] += micro.computed
+        if sums is None:
+            return {**counts, "skipped": 1.0}
         norm = self._optimizer.clip(update.max_grad_norm)
-        policy, entropy, drift, clipped, value, kl = (sums / tokens).tolist()
+        seen = sum(len(rollout.completion.ids) for rollout in learnt)
+        policy, entropy, drift, clipped, value, kl = (sums / seen).tolist()
         metrics = {
+            **counts,
             "policy_loss": policy,
             "entropy": entropy,
             "drift": drift,
@@ -127,10 +165,23 @@ class PolicyLearner:
         self.steps += 1
         return {**metrics, "learning_rate": rate}
 
-    def _backward(self, rollouts: Sequence[Rollout], update: Update, *, tokens: int, samples: int) -> Tensor:
+    def _micro_batches(self, rollouts: Sequence[Rollout]) -> list[_LearnBatch]:
+        device = self.model.device
+        sequences = [_read_by(one.completion) for one in rollouts]
+        shares = self.settings.share_prompts
+        packed = [] if shares is False else prefix_tree.grow(sequences, self._tree_tokens)
+        if shares is None and device.type != "cuda":
+            shares = prefix_tree.is_worth_it(packed, sequences, PAYS_FROM)
+        if shares is False:
+            return [_LearnBatch(part, device, self._pad) for part in _micro_batches(rollouts, self._micro)]
+        return [
+            _LearnBatch([rollouts[branch.sequence] for branch in one.branches], device, self._pad, packed=one)
+            for one in packed
+        ]
+
+    def _backward(self, batch: _LearnBatch, update: Update, *, tokens: int, samples: int) -> Tensor:
         """Gradients of one micro-batch, and sums over its tokens: policy, entropy, drift, clipped, value, KL."""
-        batch = _LearnBatch(rollouts, self.model.device, self._pad)
-        at = self.model.hidden_at(batch.ids, batch.rows, batch.places, save_memory=self._save)
+        at = batch.hidden(self.model, save_memory=self._save)
         logp, entropy = token_stats(self.model, at, batch.targets, self.temperature)
         ratio = torch.exp(logp - batch.old)
         bounded = ratio.clamp(1 - update.clip, 1 + update.clip)
@@ -155,7 +206,7 @@ class PolicyLearner:
         """Schulman's estimator, never negative: exp(d) − d − 1 with d = log reference − log policy."""
         assert self._reference is not None
         with torch.no_grad():
-            at = self._reference.hidden_at(batch.ids, batch.rows, batch.places)
+            at = batch.hidden(self._reference)
             first, _ = token_stats(self._reference, at, batch.targets, self.temperature)
         difference = first - logp
         return difference.exp() - difference - 1
@@ -198,24 +249,34 @@ class PolicyLearner:
 
 
 class _LearnBatch:
-    """Right-padded sequences of prompt and completion, and one entry for every completion token of them."""
+    """Sequences of prompt and completion, right-padded or as a tree, and one entry for every completion token."""
 
-    def __init__(self, rollouts: Sequence[Rollout], device: torch.device, pad: int) -> None:
+    def __init__(
+        self,
+        rollouts: Sequence[Rollout],
+        device: torch.device,
+        pad: int,
+        *,
+        packed: prefix_tree.PackedTree | None = None,
+    ) -> None:
+        """`packed`: the tree of these rollouts, with a branch for each of them, in their order."""
         done = [rollout.completion for rollout in rollouts]
-        width = max(len(c.prompt_ids) + len(c.ids) for c in done)
-        ids = np.full((len(done), width), pad, dtype=np.int64)
-        for row, c in enumerate(done):
-            ids[row, : len(c.prompt_ids)] = c.prompt_ids
-            ids[row, len(c.prompt_ids) : len(c.prompt_ids) + len(c.ids)] = c.ids
         counts = [len(c.ids) for c in done]
-        places = np.concatenate([np.arange(len(c.prompt_ids) - 1, len(c.prompt_ids) - 1 + len(c.ids)) for c in done])
 
         def put(values: Any, dtype: Any = np.float32) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype)).to(device)
 
-        self.ids = put(ids, np.int64)
-        self.rows = put(np.repeat(np.arange(len(done)), counts), np.int64)
-        self.places = put(places, np.int64)
+        self._tree = None if packed is None else packed.tree
+        if packed is None:
+            ids, places = _padded(done, pad)
+            self._ids = put(ids, np.int64)
+            self._rows = put(np.repeat(np.arange(len(done)), counts), np.int64)
+            self.computed = sum(len(c.prompt_ids) + len(c.ids) for c in done)
+        else:
+            pairs = zip(packed.branches, done, strict=True)
+            places = np.concatenate([branch.path[len(c.prompt_ids) - 1 :] for branch, c in pairs])
+            self.computed = len(packed.tree)
+        self._places = put(places, np.int64)
         self.targets = put(np.concatenate([c.ids for c in done]), np.int64)
         self.old = put(np.concatenate([c.logprobs for c in done]))
         self.advantages = put(np.concatenate([_spread(r.advantage, n) for r, n in zip(rollouts, counts, strict=True)]))
@@ -223,6 +284,34 @@ class _LearnBatch:
             np.concatenate([_spread(r.returns or r.reward, n) for r, n in zip(rollouts, counts, strict=True)])
         )
         self.sample_weights = put(np.repeat([1.0 / n for n in counts], counts))
+
+    def hidden(self, model: DecoderModel, *, save_memory: bool = False) -> Tensor:
+        """Hidden states that predict the completions' tokens."""
+        if self._tree is not None:
+            return prefix_tree.hidden_at(model, self._tree, self._places, save_memory=save_memory)
+        return model.hidden_at(self._ids, self._rows, self._places, save_memory=save_memory)
+
+
+def _padded(done: Sequence[Completion], pad: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Rows of ids, and the places in their rows that predict the completions."""
+    ids = np.full((len(done), max(len(c.prompt_ids) + len(c.ids) for c in done)), pad, dtype=np.int64)
+    for row, c in enumerate(done):
+        ids[row, : len(c.prompt_ids)] = c.prompt_ids
+        ids[row, len(c.prompt_ids) : len(c.prompt_ids) + len(c.ids)] = c.ids
+    places = [np.arange(len(c.prompt_ids) - 1, len(c.prompt_ids) - 1 + len(c.ids)) for c in done]
+    return ids, np.concatenate(places)
+
+
+def _read_by(completion: Completion) -> tuple[int, ...]:
+    """What a model reads to predict the completion: all but its last token."""
+    return (*completion.prompt_ids, *completion.ids[:-1])
+
+
+def _says_nothing(rollout: Rollout, update: Update) -> bool:
+    """Whether the gradient of a rollout is zero, or is taken for that by `skip_flat`."""
+    advantage = rollout.advantage
+    is_flat = not any(advantage) if isinstance(advantage, tuple) else advantage == 0
+    return is_flat and (update.skip_flat or not (update.entropy or update.kl or update.value))
 
 
 def _spread(value: float | tuple[float, ...], count: int) -> np.ndarray[Any, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harena.azr.model import prefix_tree
 from harena.azr.model.fused import FusedRows
 from harena.azr.model.shared import SharedPrompts
 from harena.azr.model.stops import Stops
@@ -26,6 +27,9 @@ from harena.azr.model.stops import Stops
 if TYPE_CHECKING:
     from harena.azr.model.decode import Decoder, Sampler
 
+TREE_TOKENS = 4_096
+TREE_PAYS_FROM = 0.8
+"""Prompts are read as trees of at most so many tokens, where these have at most this share of the prompts' tokens."""
 PREFILL_TOKENS = {"cpu": 1_024, "cuda": 65_536}
 """Tokens of prompts read in one call, padding counted: on a processor, what stays in its caches."""
 
@@ -128,6 +132,12 @@ class Seats:
     def _prefill(self, prompts: Sequence[Sequence[int]], sources: list[int], rows: list[int]) -> None:
         """All but the last token: that one is the input of the first step, whose sample is then like any other."""
         width = max(len(prompt) for prompt in prompts) - 1
+        if width and not self.d.model.is_lean():
+            read = [prompt[:-1] for prompt in prompts]
+            packed = prefix_tree.grow(read, TREE_TOKENS)
+            if prefix_tree.is_worth_it(packed, read, TREE_PAYS_FROM):
+                prefix_tree.fill(self.d.model, packed, self.d.cache, sources=sources, rows=rows)
+                return
         if width:
             width = up(width, 16) if self.d.is_cuda else width
             padded = np.zeros((len(prompts), width), dtype=np.int64)
