@@ -685,6 +685,40 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hook:
+    """A webhook or a mail address that is told of results and changes of rank."""
+
+    id: str
+    kind: str
+    """webhook or mail."""
+    target: str
+    confirmed: bool
+    disabled: bool
+    """Too many deliveries in a row did not arrive."""
+    created_at: Time = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewHook(Hook):
+    secret: str | None = field(default=None, repr=False)
+    """Signs what a webhook gets. It is shown once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    id: int
+    event: str
+    """result, rank or confirm."""
+    attempts: int
+    reason: str
+    """Why the last attempt failed."""
+    created_at: Time = UNKNOWN
+    done_at: Time | None = None
+    next_at: Time | None = None
+    """None and not done: it was given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
     cancelled: int
     """How many submissions were cancelled."""

@@ -56,6 +56,8 @@ def world(new_arena):
                 SECRET, "Quiet cup", "round-robin", top=None, participants=list(sent)
             ).id,
         }
+        for place in (1, 2):
+            arena.store.notices.replace_ranks(SECRET, {("guest", ALGORITHM): place}, 50)
         yield arena, client, keys, found
 
 
@@ -77,6 +79,7 @@ ABOUT_IT = (
     "/v1/matrix?env_id={env}",
     "/v1/feeds/results?env_id={env}",
     "/v1/feeds/matches?env_id={env}",
+    "/v1/feeds/ranks?env_id={env}",
     "/v1/export/board?env_id={env}",
     "/v1/export/matches?env_id={env}&format=jsonl",
     "/v1/export/ratings?env_id={env}",
@@ -114,6 +117,8 @@ LISTS = (
     "/v1/feeds/results",
     "/v1/feeds/matches",
     "/v1/feeds/matches?owner=guest",
+    "/v1/feeds/ranks",
+    "/v1/feeds/ranks?owner=guest",
     "/v1/search?q=connect",
     "/v1/search?q=mouse",
     "/v1/search?q=guest",

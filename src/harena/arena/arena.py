@@ -28,6 +28,7 @@ from harena.arena.ladder.matchmaker import Matchmaker
 from harena.arena.ladder.standings import Standings
 from harena.arena.ladder.tournaments import TournamentService
 from harena.arena.lock import FolderLock
+from harena.arena.notices.service import Notices
 from harena.arena.queue.desk import Desk
 from harena.arena.queue.kinds import BY_NAME, KINDS
 from harena.arena.queue.workers import JobWorkers, WorkerLane
@@ -104,6 +105,7 @@ class Arena:
         self.matchmaker = Matchmaker(
             self.store, self.queue, self.hub, self.matches, self.standings, also=[self.tournaments.advance]
         )
+        self.notices = Notices(self.store, settings)
         self.workers = JobWorkers(
             self.store,
             self.queue,
@@ -150,6 +152,7 @@ class Arena:
                 self.redis.bell.start()
             if self.roles.matchmaker:
                 self.matchmaker.start()
+            self.notices.start()
         except BaseException:
             self.stop(0.0)
             raise
@@ -159,6 +162,7 @@ class Arena:
         if self._stopped:
             return
         self._stopped = True
+        self.notices.stop()
         self.matchmaker.stop()
         self.workers.stop(grace_s)
         self.matchmaker.settle()

@@ -62,6 +62,11 @@ class Settings:
     workers: int | None = None
     """Processes that play; None: one for each processor."""
     scripts_at_once: int = 1
+    webhooks: tuple[str, ...] = ()
+    """Where webhooks may go, as in `Network.allow`; empty: nowhere."""
+    smtp_url: str = field(default="", repr=False)
+    """The mail server; empty: no mail is sent. May hold a password."""
+    mail_from: str = "harena@localhost"
     celery_broker: str = field(default="", repr=False)
     """May hold a password."""
     redis_url: str = field(default="", repr=False)
@@ -135,6 +140,9 @@ class Settings:
             metrics_token=given.text("HARENA_METRICS_TOKEN"),
             max_queued=given.number("HARENA_MAX_QUEUED", None) or 1000,
             workers=given.number("HARENA_WORKERS", None),
+            webhooks=tuple(rule.strip() for rule in given.text("HARENA_WEBHOOKS").split(",") if rule.strip()),
+            smtp_url=given.text("HARENA_SMTP_URL"),
+            mail_from=given.text("HARENA_MAIL_FROM") or "harena@localhost",
             celery_broker=given.text("CELERY_BROKER_URL"),
             redis_url=given.text("REDIS_URL"),
             agent_images=tuple(name.strip() for name in given.text(AGENT_IMAGES).split(",") if name.strip()),

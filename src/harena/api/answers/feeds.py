@@ -6,10 +6,12 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 from harena.api.answers import views
 from harena.arena.db.ladder.matches import MatchRecord
+from harena.arena.db.notices import RankChange
 from harena.arena.db.records import SubmissionRecord
 
 MEDIA = "application/atom+xml"
@@ -36,6 +38,17 @@ def result(base: str, of: SubmissionRecord) -> FeedEntry:
         link=f"{base}/submission/{of.id}",
         author=of.owner,
         updated=views.time_text(of.updated_at) or EPOCH,
+    )
+
+
+def rank(base: str, of: RankChange) -> FeedEntry:
+    before, after = ("outside the best" if one is None else f"rank {one}" for one in (of.before, of.after))
+    return FeedEntry(
+        id=uuid.uuid5(uuid.NAMESPACE_URL, f"harena:rank:{of.env_id}:{of.id}:{of.created_at}").urn,
+        title=f"{of.algorithm} of {of.owner} in {of.env_id}: from {before} to {after}",
+        link=f"{base}/env/{quote(of.env_id)}",
+        author=of.owner,
+        updated=views.time_text(of.created_at) or EPOCH,
     )
 
 

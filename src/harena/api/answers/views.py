@@ -27,6 +27,7 @@ from harena.arena.db.ladder.roster import BenchRecord
 from harena.arena.db.ladder.standings import BoardStanding
 from harena.arena.db.ladder.tournaments import TournamentRecord
 from harena.arena.db.models import ACTIVE, EnvironmentKind, MatchState, State, SubmissionKind, unmarked
+from harena.arena.db.notices import HookRecord
 from harena.arena.db.queries import OwnerLine
 from harena.arena.db.records import BoardRecord, EvaluationRecord, SubmissionRecord
 from harena.arena.db.results.finalists import Finalist
@@ -355,6 +356,10 @@ def tournament(
 
 def membership(of: Membership) -> schema.Membership:
     return fill(schema.Membership, of, joined=of.joined_at is not None)
+
+
+def hook(of: HookRecord) -> schema.Hook:
+    return fill(schema.Hook, of, confirmed=of.confirmed_at is not None, disabled=of.disabled_at is not None)
 
 
 def key(of: KeyRecord) -> schema.Key:

@@ -89,13 +89,13 @@ def matrix(
 @router.get(
     "/feeds/{what}",
     responses=answers(text="An Atom feed.", media=[feeds.MEDIA]),
-    summary="Results or matches as an Atom feed, of an environment or an owner",
+    summary="Results, matches or changes of rank as an Atom feed, of an environment or an owner",
 )
 def feed(
     api: ApiOf,
     request: Request,
     who: Reader,
-    what: Literal["results", "matches"],
+    what: Literal["results", "matches", "ranks"],
     env_id: OptionalName = None,
     owner: OptionalName = None,
 ) -> Response:
@@ -104,6 +104,9 @@ def feed(
     if what == "results":
         ranked = api.queries.submissions(shown, owner=owner, env_id=env, state=State.RANKED, limit=FEED_ENTRIES)
         entries = [feeds.result(base, one) for one in ranked]
+    elif what == "ranks":
+        found = api.store.notices.changes(env_id=env, owner=owner, hidden=shown.hidden, limit=FEED_ENTRIES)
+        entries = [feeds.rank(base, one) for one in found]
     else:
         played = api.store.matches.where(env_id=env, state=MatchState.FINISHED, limit=FEED_ENTRIES, hidden=shown.hidden)
         known = api.queries.by_id({seat.submission_id for one in played for seat in one.seats})

@@ -356,7 +356,7 @@ function sample(env) {
 }
 
 function feeds(env) {
-  const whats = env.kind === "ladder" ? ["results", "matches"] : ["results"];
+  const whats = env.kind === "ladder" ? ["results", "ranks", "matches"] : ["results", "ranks"];
   return whats.map((what) => [h("a", { href: address(`/v1/feeds/${what}`, { env_id: env.env_id }), type: "application/atom+xml" }, what), " "]);
 }
 

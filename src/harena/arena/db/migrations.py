@@ -93,11 +93,26 @@ def _no_teams_and_guests(connection: sa.Connection) -> None:
         _drop_columns(connection, table, [name])
 
 
+_NOTICES = (models.hooks, models.deliveries, models.ranks, models.rank_changes, models.notice_cursor)
+
+
+def _notices(connection: sa.Connection) -> None:
+    """Version 6: webhooks and mail for results and changes of rank."""
+    for table in _NOTICES:
+        table.create(connection)
+
+
+def _no_notices(connection: sa.Connection) -> None:
+    for table in reversed(_NOTICES):
+        table.drop(connection)
+
+
 STEPS: dict[int, Migration] = {
     2: Migration(up=_second_secrets),
     3: Migration(up=_fair_turns),
     4: Migration(up=_jobs_of_many_processes, down=_jobs_of_one_process),
     5: Migration(up=_teams_and_guests, down=_no_teams_and_guests),
+    6: Migration(up=_notices, down=_no_notices),
 }
 """By the version that a step leads to; each starts from the one before. A new database is made as `models` says."""
 

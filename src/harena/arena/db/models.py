@@ -31,7 +31,7 @@ from sqlalchemy import exc
 
 from harena.errors import HarenaError, SpecError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 MAX_NAME = 200
 """Owners, algorithms, environments, file names: longer ones are refused."""
@@ -170,6 +170,13 @@ class Access(enum.StrEnum):
 
 PRIVATE_LABEL = "private"
 """Stands for the id of every private environment in metrics."""
+
+
+class HookKind(enum.StrEnum):
+    """How an owner is told of results and changes of rank."""
+
+    WEBHOOK = "webhook"
+    MAIL = "mail"
 
 
 class Scope(enum.StrEnum):
@@ -705,6 +712,67 @@ events = sa.Table(
     _time("created_at"),
     sa.Index("events_of_topic", "topic", "number"),
     sqlite_autoincrement=True,
+)
+
+hooks = sa.Table(
+    "hooks",
+    metadata,
+    sa.Column("id", _Id, primary_key=True),
+    sa.Column("owner_id", _Id, sa.ForeignKey("owners.id"), nullable=False, index=True),
+    sa.Column("kind", EnumText(HookKind), nullable=False),
+    sa.Column("target", sa.Text, nullable=False),  # a URL or a mail address
+    sa.Column("secret", sa.String(64), nullable=False),  # signs what is sent, or is what a mail's reader confirms with
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # deliveries in a row that were given up
+    _time("created_at"),
+    _time("confirmed_at", nullable=True),  # null: nothing is sent but the confirmation
+    _time("disabled_at", nullable=True),
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    sa.Column("id", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("hook_id", _Id, sa.ForeignKey("hooks.id"), nullable=False, index=True),
+    sa.Column("event", sa.String(16), nullable=False),
+    sa.Column("body", Json, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("reason", sa.Text, nullable=False, server_default=""),
+    _time("created_at"),
+    _time("next_at", nullable=True),  # null: it is over
+    _time("done_at", nullable=True),  # null and over: it was given up
+    sa.Index("deliveries_due", "next_at"),
+    sqlite_autoincrement=True,
+)
+
+ranks = sa.Table(
+    "ranks",
+    metadata,
+    sa.Column("env_id", _Name, sa.ForeignKey("environments.env_id"), primary_key=True),
+    sa.Column("owner", _Name, primary_key=True),
+    sa.Column("algorithm", _Name, primary_key=True),
+    sa.Column("rank", sa.Integer, nullable=False),
+)
+"""The best of each board when changes of rank were last looked for."""
+
+rank_changes = sa.Table(
+    "rank_changes",
+    metadata,
+    sa.Column("id", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("env_id", _Name, sa.ForeignKey("environments.env_id"), nullable=False),
+    sa.Column("owner", _Name, nullable=False),
+    sa.Column("algorithm", _Name, nullable=False),
+    sa.Column("before", sa.Integer),  # null: it was not among the best
+    sa.Column("after", sa.Integer),
+    _time("created_at"),
+    sa.Index("rank_changes_of_board", "env_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+notice_cursor = sa.Table(
+    "notice_cursor",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("number", _Serial, nullable=False),  # the last event that was turned into deliveries
 )
 
 jobs = sa.Table(

@@ -32,6 +32,7 @@ from harena.arena.db.ladder.ratings import RatingRepository
 from harena.arena.db.ladder.roster import RosterRepository
 from harena.arena.db.ladder.standings import StandingRepository
 from harena.arena.db.ladder.tournaments import TournamentRepository
+from harena.arena.db.notices import NoticeRepository
 from harena.arena.db.results.boards import BoardRepository
 from harena.arena.db.results.draws import DrawRepository
 from harena.arena.db.results.finalists import FinalistRepository
@@ -74,6 +75,7 @@ class Store:
         self.tournaments = TournamentRepository(database)
         self.draws = DrawRepository(database)
         self.finalists = FinalistRepository(database)
+        self.notices = NoticeRepository(database, self.owners)
         self.exports = ExportRepository(database)
         self.jobs = Queue(database)
 

@@ -1,0 +1,1 @@
+"""News for owners who are not looking: webhooks and mail."""
