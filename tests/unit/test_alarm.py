@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from harena.sandbox import alarm as alarm_module
 from harena.sandbox.alarm import Alarm
 
 
@@ -21,3 +22,19 @@ def test_one_failing_action_does_not_stop_the_others(monkeypatch: pytest.MonkeyP
     alarm.at(time.monotonic() + 0.01, rang.set)  # pyright: ignore[reportArgumentType]
     assert rang.wait(20)
     assert told == ["a box that cannot be closed"]
+
+
+def test_cancelled_calls_are_not_made_and_take_a_bounded_amount_of_memory() -> None:
+    alarm, rang = Alarm(), threading.Event()
+    later = time.monotonic() + 86400
+    kept = [alarm.at(later, lambda: None) for _ in range(10)]
+    for _ in range(20_000):
+        alarm.at(later, lambda: None).cancel()
+    assert len(alarm._heap) <= 2 * alarm_module.MANY + len(kept)
+    soon = alarm.at(time.monotonic() + 0.05, rang.set)  # pyright: ignore[reportArgumentType]
+    soon.cancel()
+    soon.cancel()
+    last = threading.Event()
+    alarm.at(time.monotonic() + 0.1, last.set)  # pyright: ignore[reportArgumentType]
+    assert last.wait(20)
+    assert not rang.is_set()

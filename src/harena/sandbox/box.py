@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from harena.errors import BoxClosed, JournalError, SpecError
 from harena.sandbox import backend as backends
 from harena.sandbox import owner
-from harena.sandbox.alarm import ALARM
+from harena.sandbox.alarm import ALARM, Ring
 from harena.sandbox.backend import Conversation, Programs, Stop
 from harena.sandbox.files import MAX_ENTRIES, Files, Snapshot
 from harena.sandbox.process import Process
@@ -96,6 +96,7 @@ class Sandbox:
         self._used_at = time.monotonic()
         self._closed: str | None = None
         self._owner = os.getpid()
+        self._rings: list[Ring] = []
         self._start_clocks()
 
     # ---- observers ----
@@ -235,8 +236,8 @@ class Sandbox:
     @_touches
     def converse_with(self, argv: Sequence[str], *, cpus: set[int], limits: Limits | None = None) -> Conversation:
         """Run a command of an image in the same way: what it reads from stdin is what `send` sends, what it writes to
-        stdout is what `receive` returns, in any pieces, and stderr is its log. It is bound to `cpus` before it runs.
-        Needs a box from an image."""
+        stdout is what `receive` returns, in any pieces, and stderr is its log. It is bound to `cpus`, if there are any,
+        before it runs. Needs a box from an image."""
         check_command(argv, None, None)
         return self._box.converse_with(argv, limits=limits or self.limits, cpus=cpus)
 
@@ -371,6 +372,8 @@ class Sandbox:
             if self._closed is not None:
                 return
             self._closed = reason
+        for ring in self._rings:
+            ring.cancel()
         self._box.close()
         if self.on_close is not None:
             self.on_close()
@@ -401,9 +404,14 @@ class Sandbox:
         now = time.monotonic()
         lifetime, idle = self.clocks.lifetime_s, self.clocks.idle_s
         if lifetime is not None:
-            ALARM.at(now + lifetime, lambda: _close_for(this, f"its lifetime_s={lifetime:g} is over"))
+            reason = f"its lifetime_s={lifetime:g} is over"
+            self._rings.append(ALARM.at(now + lifetime, lambda: _close_for(this, reason)))
         if idle is not None:
-            ALARM.at(now + idle, lambda: _close_when_idle(this, idle))
+            self._rings.append(ALARM.at(now + idle, lambda: _close_when_idle(this, idle)))
+
+    def close_at(self, when: float, reason: str) -> None:
+        """Close the box at that monotonic time, also if nobody holds it any more."""
+        self._rings.append(ALARM.at(when, lambda: self.close(reason)))
 
 
 def check_call(name: str) -> None:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from harena.errors import BoxClosed, BoxError, BoxLost, HarenaError, QueueTimeout, Retry, SpecError
 from harena.sandbox import backend as backends
 from harena.sandbox import owner
-from harena.sandbox.alarm import ALARM
 from harena.sandbox.batch import MAX_GROUP_BYTES, TRIES, PoolBatch
 from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import Clocks, Limits, Result, Spec, given_or_default
@@ -103,7 +102,7 @@ class SandboxPool:
         (default: clocks.queue_s)."""
         box = self._take(queue_s)
         if ttl_s is not None:
-            ALARM.at(time.monotonic() + ttl_s, lambda: box.close(f"its lease of ttl_s={ttl_s:g} is over"))
+            box.close_at(time.monotonic() + ttl_s, f"its lease of ttl_s={ttl_s:g} is over")
         self._refill()
         return box
 

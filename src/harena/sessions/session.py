@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from harena.errors import BoxClosed, BoxError, BoxFileError, Retry, SpecError
 from harena.journal import Journal, labelled, trajectory
 from harena.node.rules import OwnerQuota
-from harena.sandbox.alarm import ALARM
+from harena.sandbox.alarm import ALARM, Ring
 from harena.sandbox.box import Sandbox
 from harena.sandbox.files import Snapshot
 from harena.sandbox.network import Network, NetworkReport
@@ -88,10 +88,11 @@ class Session:
         self._used_at = time.monotonic()
         self._ended = ""
         this: weakref.ref[Session] = weakref.ref(self)  # a session that has ended is not kept for its clocks
+        self._rings: list[Ring] = []
         if lifetime_s is not None:
-            ALARM.at(time.monotonic() + lifetime_s, lambda: _end_of_life(this))
+            self._rings.append(ALARM.at(time.monotonic() + lifetime_s, lambda: _end_of_life(this)))
         if idle_s is not None:
-            ALARM.at(time.monotonic() + idle_s, lambda: _end_when_idle(this))
+            self._rings.append(ALARM.at(time.monotonic() + idle_s, lambda: _end_when_idle(this)))
 
     # ---- steps ----
 
@@ -429,6 +430,8 @@ class Session:
             self._ended = reason
             self._snapshots.clear()
             self.uploads.clear()
+        for ring in self._rings:  # otherwise they would stay in memory for the time that the session could have had
+            ring.cancel()
         self.box.close(reason)
         self._on_end(self)
 
