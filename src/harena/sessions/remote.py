@@ -106,10 +106,11 @@ class RemoteEngine:
             sent, done = left, set[int]()
             try:
                 for event in self._lines("/v1/batch", body):
-                    if event["event"] == "end":
+                    kind = link.word(event.get("event"), ("result", "end", "error"))
+                    if kind == "end":
                         break
-                    if event["event"] == "error":
-                        raise errors.error_in(event["error"])
+                    if kind == "error":
+                        raise errors.error_in(event.get("error"))
                     position = link.whole(event.get("index"), 0, len(sent) - 1)
                     if position in done:
                         raise WireError("the server sent a result twice")
