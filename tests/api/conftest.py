@@ -8,8 +8,9 @@ import itertools
 import pytest
 from starlette.testclient import TestClient
 
+from harena.access import Rate
 from harena.api.app import create_app
-from harena.api.http.limits import Rate, RequestLimits
+from harena.api.http.limits import RequestLimits
 from harena.arena.arena import Arena
 from harena.arena.db.models import Scope
 from harena.arena.db.records import DefaultQuota

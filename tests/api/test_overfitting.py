@@ -21,8 +21,9 @@ from support.served import bearer, submitted
 pytest.importorskip("gymnasium")
 
 from harena import statistics
+from harena.access import Rate
 from harena.api.app import create_app
-from harena.api.http.limits import Rate, RequestLimits
+from harena.api.http.limits import RequestLimits
 from harena.arena.db.models import EnvironmentKind, Scope
 from harena.arena.queue.kinds import BY_NAME
 from harena.arena.work import handlers, perform

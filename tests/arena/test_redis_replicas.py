@@ -7,8 +7,9 @@ import struct
 
 import pytest
 
+from harena.access import Rate
 from harena.api.app import create_app
-from harena.api.http.limits import Rate, RequestLimits
+from harena.api.http.limits import RequestLimits
 from harena.arena.arena import Arena, Roles
 from harena.arena.db.models import SubmissionKind
 from harena.arena.redis import boards as boards_module

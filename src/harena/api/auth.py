@@ -21,6 +21,7 @@ from fastapi import Depends, Request
 from fastapi.security import APIKeyCookie, APIKeyHeader, HTTPBearer
 from starlette.responses import Response
 
+from harena.access import bearer_token
 from harena.api.context import Api, get_api
 from harena.api.http.errors import ApiError
 from harena.api.http.middleware import SAFE
@@ -114,8 +115,8 @@ def _from_header(request: Request, api: Api) -> Principal | None:
     token = request.headers.get("x-api-key")
     authorization = request.headers.get("authorization")
     if authorization is not None:
-        scheme, _, token = authorization.partition(" ")
-        if scheme.lower() != "bearer":
+        token = bearer_token(authorization)
+        if token is None:
             raise _unauthorized("the Authorization header is of the form: Bearer hrn_…")
     if token is None:
         return None

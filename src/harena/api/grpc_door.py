@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import grpc
 
-from harena.api.http.limits import Buckets, Rate, RequestLimits, address_of
+from harena.access import Buckets, Rate
+from harena.api.http.limits import RequestLimits, address_of
 from harena.arena.db.accounts.keys import KeyRecord
 from harena.arena.db.models import KeyRefused, Scope
 from harena.arena.db.store import Store

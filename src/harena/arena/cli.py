@@ -197,20 +197,16 @@ def _rebuild(args: argparse.Namespace) -> int:
 
 
 def _create_key(args: argparse.Namespace) -> int:
+    from harena.access import parse_scopes
     from harena.arena.db.models import Scope
 
-    names = [name.strip() for name in args.scopes.split(",") if name.strip()]
-    known = [scope.value for scope in Scope]
-    if not names or not set(names) <= set(known):
-        raise SpecError(f"--scopes {args.scopes!r:.80}: some of {', '.join(known)}, with commas between them")
+    scopes = parse_scopes(args.scopes, Scope)
     if args.days is not None and not 0 < args.days <= 36500:
         raise SpecError(f"--days {args.days:g}: above 0 and at most 36500")
     lifetime_s = None if args.days is None else args.days * DAY_S
     return _with_store(
         args,
-        lambda store: _show_new(
-            args, *store.keys.create(args.owner, map(Scope, names), label=args.label, lifetime_s=lifetime_s)
-        ),
+        lambda store: _show_new(args, *store.keys.create(args.owner, scopes, label=args.label, lifetime_s=lifetime_s)),
     )
 
 

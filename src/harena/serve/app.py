@@ -18,7 +18,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harena import __version__
-from harena.api.http.limits import Buckets, Rate
+from harena.access import Buckets, Rate
 from harena.errors import HarenaError
 from harena.ledger.ledger import Ledger
 from harena.node.rules import Quotas, Rules
@@ -26,6 +26,7 @@ from harena.serve import plane, terminal
 from harena.serve.rest import create_rest
 from harena.serve.routes.context import Context, status_of
 from harena.serve.routes.records import accounted, usage_metrics
+from harena.serve.tokens import Scope as TokenScope
 from harena.serve.tokens import Tokens
 from harena.sessions.errors import error_out
 from harena.sessions.pools import SessionClocks
@@ -103,7 +104,7 @@ class App:
             await _refuse(send, 401, "give a token: Authorization: Bearer TOKEN")
         elif b"origin" in headers:
             await _refuse(send, 403, "pages of browsers may not use this server")
-        elif not self._tokens.may_run(owner):
+        elif not self._tokens.allows(owner, TokenScope.RUN):
             await _refuse(send, 403, READ_ONLY)
         elif wait_s := self._rates.take(owner):
             await _refuse(send, 429, TOO_FAST, wait_s)
@@ -162,7 +163,7 @@ class App:
             return await _answer(send, 401, "give a token: Authorization: Bearer TOKEN")
         if b"origin" in headers:
             return await _answer(send, 403, "pages of browsers may not use this server")
-        if scope["method"] not in ("GET", "HEAD") and not self._tokens.may_run(owner):
+        if scope["method"] not in ("GET", "HEAD") and not self._tokens.allows(owner, TokenScope.RUN):
             return await _answer(send, 403, READ_ONLY)
         if wait_s := self._rates.take(owner):
             return await _answer(send, 429, TOO_FAST, wait_s)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import enum
 import os
 import re
-import secrets
 
+from harena import access
 from harena.errors import SpecError
 
 MIN_TOKEN = 20
 """Characters; a generated token has 43."""
 MAX_FILE = 1 << 20
-RUN, READ = "run", "read"
-"""Scopes of a token: everything, or only requests that change nothing."""
+
+
+class Scope(enum.StrEnum):
+    READ = "read"
+    """Requests that change nothing."""
+    RUN = "run"
+    """Implies the others."""
+
+
+ALL = frozenset({Scope.RUN})
 
 
 class Tokens:
-    def __init__(self, tokens: dict[str, str], readers: frozenset[str] = frozenset()) -> None:
+    def __init__(self, tokens: dict[str, str], scopes: dict[str, frozenset[Scope]] | None = None) -> None:
         """`tokens`: the token of each name. Without any, everybody is let in: for a Unix socket with its own rights.
-        `readers`: names that may look and change nothing."""
-        self._readers = readers
-        self._digests = {name: _digest(token.encode()) for name, token in tokens.items()}
+        `scopes`: those of names that may not do everything."""
+        self._scopes = scopes or {}
+        self._digests = {name: access.token_digest(token) for name, token in tokens.items()}
 
     @classmethod
     def read(cls, path: str) -> Tokens:
@@ -38,24 +45,23 @@ class Tokens:
                 raise SpecError(f"{path}: other users may read or change it; run chmod 600 on it")
             text = file.read(MAX_FILE).decode("utf-8", "replace")
         tokens: dict[str, str] = {}
-        readers: set[str] = set()
+        scopes: dict[str, frozenset[Scope]] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
             if not words or words[0].startswith("#"):
                 continue
-            scope = words.pop() if len(words) == 3 else RUN
-            if scope not in (RUN, READ):
-                raise SpecError(f"{path}, line {number}: a scope is {RUN} or {READ}")
+            try:
+                held = access.parse_scopes(words.pop(), Scope) if len(words) == 3 else ALL
+            except SpecError as error:
+                raise SpecError(f"{path}, line {number}: {error}") from None
             if len(words) != 2 or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", words[0]) or words[0] in tokens:
                 raise SpecError(f"{path}, line {number}: give a new NAME of letters, digits, . _ - and a TOKEN")
             if len(words[1]) < MIN_TOKEN or not words[1].isascii():
                 raise SpecError(f"{path}, line {number}: a token has at least {MIN_TOKEN} ASCII characters")
-            tokens[words[0]] = words[1]
-            if scope == READ:
-                readers.add(words[0])
+            tokens[words[0]], scopes[words[0]] = words[1], held
         if not tokens:
             raise SpecError(f"{path}: has no token")
-        return cls(tokens, frozenset(readers))
+        return cls(tokens, scopes)
 
     @property
     def needed(self) -> bool:
@@ -66,21 +72,15 @@ class Tokens:
         """How many owners there are."""
         return max(1, len(self._digests))
 
-    def may_run(self, owner: str) -> bool:
-        """False for a token that may only read."""
-        return owner not in self._readers
+    def allows(self, owner: str, scope: Scope) -> bool:
+        return access.allows(self._scopes.get(owner, ALL), scope, everything=Scope.RUN)
 
     def owner(self, header: bytes | None) -> str | None:
         """Return whose token an Authorization header has; None if nobody's. Takes the same time for every token."""
         if not self._digests:
             return "local"
-        scheme, _, token = (header or b"").partition(b" ")
-        given = _digest(token.strip())
-        found: str | None = None
-        for name, digest in self._digests.items():
-            if hmac.compare_digest(digest, given):
-                found = name
-        return found if scheme.lower() == b"bearer" else None
+        token = access.bearer_token((header or b"").decode("latin-1"))
+        return access.find_token((token or "").encode("latin-1"), self._digests)
 
 
 def _exposed(found: os.stat_result) -> bool:
@@ -90,12 +90,8 @@ def _exposed(found: os.stat_result) -> bool:
     return bool(found.st_mode & (0o037 if lent else 0o077))
 
 
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
-
-
 def _create(path: str) -> str:
-    token = secrets.token_urlsafe(32)
+    token = access.new_token()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -1,6 +1,5 @@
-"""How much one address may ask for. Token buckets in memory, of at most `MAX_ADDRESSES` addresses: the one that was
-seen longest ago is forgotten, and starts with a full bucket. A network of IPv6 (/64) counts as one address. With Redis,
-replicas also count together: what one of them allowed, the others know of.
+"""How much one address may ask for. A network of IPv6 (/64) counts as one address. With Redis, replicas also count
+together: what one of them allowed, the others know of.
 
 A peer on this machine's loopback is bounded by quotas and the queue only, but for logins: whoever runs programs here
 has better ways to keep the machine busy, and a page and its tests ask much at once.
@@ -9,19 +8,10 @@ has better ways to keep the machine busy, and a page and its tests ask much at o
 from __future__ import annotations
 
 import ipaddress
-import threading
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-MAX_ADDRESSES = 20_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    per_s: float
-    burst: float
+from harena.access import Rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,28 +59,6 @@ class SharedLimits(Protocol):
     async def take(self, kind: str, address: str, *, per_s: float, burst: float) -> float:
         """As `Buckets.take`."""
         ...
-
-
-class Buckets:
-    """Thread-safe. One rate, many addresses."""
-
-    def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
-        self.rate = rate
-        self._clock = clock
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def take(self, address: str) -> float:
-        """0.0: go on. Otherwise the seconds until the next request of this address is taken."""
-        now, rate = self._clock(), self.rate
-        with self._lock:
-            left, at = self._left.pop(address, (rate.burst, now))
-            left = min(rate.burst, left + (now - at) * rate.per_s)
-            taken = left >= 1.0
-            self._left[address] = (left - 1.0 if taken else left, now)
-            if len(self._left) > MAX_ADDRESSES:
-                self._left.popitem(last=False)
-        return 0.0 if taken else (1.0 - left) / rate.per_s
 
 
 def address_of(client: tuple[str, int] | None) -> tuple[str, bool]:

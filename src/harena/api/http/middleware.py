@@ -21,9 +21,10 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from harena.access import Buckets, Rate
 from harena.api.http import errors
 from harena.api.http.errors import ApiError
-from harena.api.http.limits import Buckets, Rate, RequestLimits, SharedLimits, address_of
+from harena.api.http.limits import RequestLimits, SharedLimits, address_of
 from harena.api.http.metrics import Metrics
 
 ACCESS = logging.getLogger("harena.api.access")

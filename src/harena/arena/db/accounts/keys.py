@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from harena import access
 from harena.arena.db.accounts.owners import OwnerRepository
 from harena.arena.db.database import Database, columns
 from harena.arena.db.models import KeyRefused, NotFound, Scope, ScopeMissing, has_mark, keys, name_text, owners
@@ -35,7 +34,7 @@ class KeyRecord:
     revoked_at: float | None
 
     def allows(self, scope: Scope) -> bool:
-        return scope in self.scopes or Scope.ADMIN in self.scopes
+        return access.allows(self.scopes, scope, everything=Scope.ADMIN)
 
 
 class KeyRepository:
@@ -52,13 +51,13 @@ class KeyRepository:
         now, owner_id = self._database.clock(), self._owners.ensure(owner).id
         chosen = frozenset(map(Scope, scopes))
         key_id = secrets.token_hex(8)
-        token = f"{TOKEN_PREFIX}_{key_id}_{secrets.token_urlsafe(32)}"
+        token = f"{TOKEN_PREFIX}_{key_id}_{access.new_token()}"
         with self._database.begin() as connection:
             connection.execute(
                 keys.insert().values(
                     id=key_id,
                     owner_id=owner_id,
-                    digest=_token_digest(token),
+                    digest=access.token_digest(token),
                     scopes=",".join(sorted(chosen)),
                     label=name_text(label, "a key's label") if label else "",
                     created_at=now,
@@ -71,8 +70,8 @@ class KeyRepository:
         """The key of a token, when it is live and has the scope."""
         key_id = _key_id(token)
         row = self._database.row(_KEYS.add_columns(keys.c.digest).where(keys.c.id == key_id))
-        expected = row["digest"] if row else _token_digest("")
-        if not hmac.compare_digest(expected, _token_digest(token)) or row is None:
+        known = {key_id: row["digest"] if row else access.token_digest("")}
+        if access.find_token(token, known) is None or row is None:
             raise KeyRefused("the API key is unknown, expired or revoked")
         key, now = _key(row), self._database.clock()
         if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
@@ -128,7 +127,3 @@ def _key(row: sa.RowMapping) -> KeyRecord:
 def _key_id(token: str) -> str:
     parts = token.split("_", 2) if len(token) <= MAX_TOKEN and token.isascii() else []
     return parts[1] if len(parts) == 3 and parts[0] == TOKEN_PREFIX else ""
-
-
-def _token_digest(token: str) -> str:
-    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
