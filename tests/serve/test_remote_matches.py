@@ -207,10 +207,10 @@ def test_a_server_without_the_packages_of_agents_names_the_option(server: BoxSer
         play(spec(FIRST, FIRST), rack=rack)
 
 
-def test_an_image_is_refused_with_a_reason(far: Rack) -> None:
+def test_an_image_that_the_server_does_not_allow_names_the_option(far: Rack) -> None:
     wanted = spec(FIRST, FIRST)
     image = dataclasses.replace(wanted.agents[0], image="example.org/a@sha256:" + "0" * 64)
-    with pytest.raises(SpecError, match="images play in local boxes only"):
+    with pytest.raises(SpecError, match="--allow-image"):
         play(dataclasses.replace(wanted, agents=(image, wanted.agents[1])), rack=far)
 
 

@@ -156,7 +156,8 @@ class LocalConversation:
         """A command waits, before its program is loaded, until it is pinned: what it starts is pinned as well."""
         with contextlib.suppress(WireError):  # it was not started: the box's report says why
             self._identify()
-            self.pin(cpus)
+            if cpus:
+                self.pin(cpus)
             with contextlib.suppress(OSError):
                 self._sock.send(b"g")
 

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from harena.match.agent import packages
-from harena.match.run.seat import FOLDER, Seat
+from harena.match.result import AgentCode
+from harena.match.run.seat import FOLDER, ImageSeat, Seat
 from harena.sandbox.backend import Turn
 from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import Limits, Spec
@@ -48,10 +49,11 @@ def far_source() -> str:
     return LOADER.format(modules=modules, folder=FOLDER)
 
 
-class FarSeat(Seat):
-    def __init__(self, box: Sandbox, limits: Limits) -> None:
-        super().__init__(box, limits, far_source())
-        self._span_ns = 0
+class _FarClocks(Seat):
+    """Clocks of an agent, read on its machine."""
+
+    _span_ns = 0
+    """How long the agent was waited for since it was asked."""
 
     def _pin(self, cpus: set[int]) -> None:
         """Nothing: the processors of this machine are not those of the agent."""
@@ -79,3 +81,22 @@ class FarSeat(Seat):
 
     def waited_since(self, asked: float) -> float:
         return self._span_ns / 1e9
+
+
+class FarSeat(_FarClocks):
+    def __init__(self, box: Sandbox, limits: Limits) -> None:
+        super().__init__(box, limits, far_source())
+
+
+class FarImageSeat(_FarClocks, ImageSeat):
+    """The box comes from the other machine, which has the image by its digest."""
+
+    def __init__(self, box: Sandbox, limits: Limits) -> None:
+        ImageSeat.__init__(self, limits)
+        self.box = box
+
+    def _box_of(self, code: AgentCode) -> Sandbox:
+        return self.box
+
+    def _open(self, code: AgentCode, cpus: set[int]) -> None:
+        super()._open(code, set())  # all processors of that machine

@@ -33,7 +33,7 @@ from harena.match.agent import packages
 from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
 from harena.match.replay import replay
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
-from harena.match.run.far_seat import FarSeat, far_spec
+from harena.match.run.far_seat import FarImageSeat, FarSeat, far_spec
 from harena.match.run.seat import Fault, ImageSeat, MatchTimeout, Seat, SeatPlace, box_spec
 from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import Limits, Spec
@@ -93,10 +93,15 @@ class Rack:
                 self._seated.remove(seat)
                 return seat
         if code.image:
-            if self._far:
-                raise SpecError(f"{code.name}: agents that are images play in local boxes only, not on {self._backend}")
-            return ImageSeat(limits)
+            return self._far_image_seat(code, limits) if self._far else ImageSeat(limits)
         return self._seat_with_requirements(code, limits) or self._plain_seat(limits)
+
+    def _far_image_seat(self, code: AgentCode, limits: Limits) -> Seat:
+        """What the server does not allow is an error of the caller, and what it cannot get the platform's."""
+        try:
+            return FarImageSeat(self._box(Spec(image=code.image)), limits)
+        except BoxLost as error:
+            raise BoxError(f"the image of {code.name}: {error}", retry=Retry.SAFE) from None
 
     def _seat_with_requirements(self, code: AgentCode, limits: Limits) -> Seat | None:
         """Return a seat in a box with what the agent requires; None if it requires nothing. What cannot be installed is

@@ -510,13 +510,16 @@ class ImageSeat(Seat):
     def _open(self, code: AgentCode, cpus: set[int]) -> None:
         # Its start-up time begins after this: how long a box takes is not the agent's doing.
         try:
-            self.box = Sandbox(Spec(image=code.image, pull=False))
+            self.box = self._box_of(code)
             self._talk = self.box.converse_with(image.command_of(code), limits=self.limits, cpus=cpus)
             self._ended = False
         except SpecError as error:  # it names a user that it does not have, or has too many layers
             self._unusable = Fault(SeatStatus.LOAD, printable(str(error))[:500])
         except ImageError as error:
             raise BoxError(f"the image of {code.name}: {error}", retry=Retry.SAFE) from None
+
+    def _box_of(self, code: AgentCode) -> Sandbox:
+        return Sandbox(Spec(image=code.image, pull=False))
 
     def _begin(self, code: AgentCode, cpus: set[int]) -> None:
         self._start = self._start_message(code)
