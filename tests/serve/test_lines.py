@@ -60,7 +60,9 @@ class During:
 
     def __init__(self, line: Line, work: Callable[[], object]) -> None:
         self._result: list[object] = []
-        self._thread = threading.Thread(target=lambda: self._result.append(line.run(lambda: _outcome(work))))
+        self._thread = threading.Thread(
+            target=lambda: self._result.append(line.run(lambda: _outcome(work))), daemon=True
+        )
         self._thread.start()
 
     def result(self, within_s: float) -> object:

@@ -83,7 +83,7 @@ def in_thread(work: Callable[[], T]) -> T:
         except BaseException as error:
             future.set_exception(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join()
     return future.result()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
+from typing import cast
 
 from harena.node.place import Address, Trust
 
@@ -26,6 +27,14 @@ def new_connection(place: Address) -> http.client.HTTPConnection:
     if place.tls:
         return _TlsConnection(place.name, place.port, context=ssl.create_default_context())
     return _PlainConnection(place.name, place.port)
+
+
+def opened(connection: http.client.HTTPConnection, connect_s: float) -> socket.socket:
+    """The socket of a connection, which is opened if it is not yet."""
+    if connection.sock is None:
+        connection.timeout = connect_s
+        connection.connect()
+    return cast("socket.socket", connection.sock)
 
 
 def _notice_cuts(sock: socket.socket) -> None:

@@ -24,7 +24,7 @@ from harena.sandbox.process import Process
 from harena.sandbox.spec import MB, Limits, Spec
 from harena.sessions import errors
 from harena.sessions.batches import BatchWork
-from harena.sessions.connections import new_connection
+from harena.sessions.connections import new_connection, opened
 from harena.sessions.operations import OnOutput, OnStep, Record, call_back, with_steps
 from harena.sessions.pools import ALLOCATION_S
 from harena.sessions.steps import parse_steps
@@ -372,10 +372,7 @@ class RemoteEngine:
         for left in reversed(range(TRIES)):
             connection, used = self._connection()
             try:
-                if connection.sock is None:
-                    connection.timeout = TIMEOUT_S
-                    connection.connect()
-                connection.sock.settimeout(wait_s)
+                opened(connection, TIMEOUT_S).settimeout(wait_s)
                 sent = True
                 connection.request(method, path, data, headers)
                 response = connection.getresponse()
