@@ -4,15 +4,19 @@ in pyproject.toml.
 
 A machine without a working compiler still gets an install, with a warning; HARENA_REQUIRE_NATIVE=1 makes that an error.
 `python setup.py native` builds in place, when a source is newer, and needs neither pip nor setuptools.
+
+CC compiles everything; HARENA_STATIC_CC and HARENA_SHARED_CC, where set, compile static programs and zygote.so. With
+_PYTHON_HOST_PLATFORM=linux-aarch64, as in any cross build, all of it is for that machine. deploy/release/packages.py
+sets these.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +25,8 @@ ROOT = Path(__file__).resolve().parent
 FLAGS = "-O2 -std=gnu11 -Wall -Wextra -Werror=implicit-function-declaration"
 KERNEL_FLAGS = "-O3 -fno-math-errno -fno-trapping-math -fPIC -shared"
 X86 = {"avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4 -mprefer-vector-width=512"}
-PROCESSORS = {"plain": "", **(X86 if platform.machine() == "x86_64" else {})}
+PROCESSORS = {"plain": "", **(X86 if sysconfig.get_platform() == "linux-x86_64" else {})}
+STATIC, SHARED = "HARENA_STATIC_CC", "HARENA_SHARED_CC"
 
 
 class BuildFailed(Exception):
@@ -68,15 +73,15 @@ def compile_boxes(sources: list[Path], into: Path) -> None:
     box = [path for path in sources if path.name != "zygote.c"]
     zygote = [path for path in sources if path.name != "box.c"]
     try:
-        cc(box, into / "harena-box", "-static")
+        cc(box, into / "harena-box", "-static", compiler=STATIC)
     except BuildFailed:  # not every distribution ships a static libc
         cc(box, into / "harena-box")
         print("note: no static libc: harena-box is linked dynamically", file=sys.stderr)
-    cc(zygote, into / "zygote.so", "-fPIC", "-shared")
+    cc(zygote, into / "zygote.so", "-fPIC", "-shared", compiler=SHARED)
 
 
 def compile_seat(sources: list[Path], into: Path) -> None:
-    cc(sources, into / "harena-seat", "-static")  # it runs in images of any content
+    cc(sources, into / "harena-seat", "-static", compiler=STATIC)  # it runs in images of any content
 
 
 def compile_kernels(sources: list[Path], into: Path) -> None:
@@ -118,13 +123,14 @@ PARTS = (
 )
 
 
-def cc(sources: list[Path], output: Path, *options: str, libraries: tuple[str, ...] = ()) -> None:
+def cc(sources: list[Path], output: Path, *options: str, libraries: tuple[str, ...] = (), compiler: str = "CC") -> None:
+    """Compile and link with the command in the variable `compiler`, else with CC."""
     # Linked beside and renamed: a box that runs the old file keeps it, and no half-written one is ever found.
     part = output.with_name(f".{output.name}.{os.getpid()}")
-    compiler = shlex.split(os.environ.get("CC") or "cc")
+    program = shlex.split(os.environ.get(compiler) or os.environ.get("CC") or "cc")
     flags = shlex.split(FLAGS) + shlex.split(os.environ.get("CFLAGS", ""))
     inputs = [str(path.relative_to(ROOT)) for path in sources]
-    command = [*compiler, *flags, *options, "-o", str(part), *inputs, *libraries]
+    command = [*program, *flags, *options, "-o", str(part), *inputs, *libraries]
     try:
         done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode != 0:
@@ -132,7 +138,7 @@ def cc(sources: list[Path], output: Path, *options: str, libraries: tuple[str, .
         print(done.stderr, end="", file=sys.stderr)
         part.replace(output)
     except OSError as error:
-        raise BuildFailed(f"cannot run the C compiler {compiler[0]!r}: {error.strerror}") from error
+        raise BuildFailed(f"cannot run the C compiler {program[0]!r}: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -685,7 +685,8 @@ int main(int argc, char **argv) {
   if (fcntl(box_control, F_SETFD, FD_CLOEXEC) || pipe2(go, O_CLOEXEC)) die("prepare", "");
   setsid();
   struct sched_param ordinary = {0}; /* a host with real-time priority must not pass it on: a loop would take the core */
-  if (sched_setscheduler(0, SCHED_OTHER, &ordinary)) die("leave the real-time scheduler", "");
+  /* By its number: musl refuses the function. */
+  if (syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &ordinary)) die("leave the real-time scheduler", "");
   take_sources();
   enter_home();
   share_quotas(2);

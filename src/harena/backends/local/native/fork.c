@@ -119,7 +119,7 @@ static int copy_tree(int from, int to, int depth) {
   int failed = !listing;
   while (!failed && (got = syscall(SYS_getdents64, from, listing->entries, sizeof listing->entries)) > 0)
     for (long at = 0; !failed && at < got;) {
-      struct dirent64 *entry = (struct dirent64 *)(listing->entries + at);
+      struct dirent *entry = (struct dirent *)(listing->entries + at); /* the same on 64 bits, and musl has only this name */
       at += entry->d_reclen;
       if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
         failed = copy_entry(from, to, entry->d_name, listing->target, depth);
@@ -226,7 +226,7 @@ static int await_mounter(pid_t pid) {
 static int mount_proc(struct helper *helper) {
   static char stack[16 << 10] __attribute__((aligned(16)));
   sigset_t all;
-  sigfillset(&all);
+  memset(&all, 0xff, sizeof all);
   sigprocmask(SIG_SETMASK, &all, NULL);
   pid_t pid = clone(proc_main, stack + sizeof stack, CLONE_VM | SIGCHLD, helper);
   if (pid < 0) return -1;

@@ -271,7 +271,7 @@ static void say_alone(struct job *job) {
 static int init_main(void *arg) {
   struct job *job = arg;
   sigset_t all; /* a handler would run in memory that is not the guest's alone; SIGKILL comes through */
-  sigfillset(&all);
+  memset(&all, 0xff, sizeof all); /* musl's sigfillset leaves three out */
   if (sigprocmask(SIG_SETMASK, &all, NULL)) return fail(job, "block signals");
   if (prctl(PR_SET_PDEATHSIG, SIGKILL)) return fail(job, "parent death signal");
   if (!job->view && (config.image.full ? await_ids(job) : map_ids())) return fail(job, "map the user");
