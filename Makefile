@@ -1,7 +1,7 @@
 # The one door. Everything lives in .venv; `make up` and `make test` need nothing run before them.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup up run demo test services thorough check fix bench soak native calls wire proto requirements crds wheels build-all k8s-setup logs clean
+.PHONY: help setup up run demo test services thorough check fix bench soak native packages docs coverage calls wire proto requirements crds wheels build-all k8s-setup logs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -62,6 +62,19 @@ soak: setup ## 20,000 executions, hostile ones among them
 native: .venv/.made ## rebuild the C part in place where a source is newer
 	@$(BIN)/python -IS setup.py native
 	@$(BIN)/python -m compileall -q src/harena/backends/local/guest # a box writes no .pyc: each would compile it anew
+
+packages: setup ## the sdist, wheels for x86-64 and aarch64, and their bill of materials, in dist (needs gcc-aarch64-linux-gnu)
+	rm -rf dist
+	$(BIN)/python deploy/release/packages.py dist
+	$(BIN)/python deploy/release/sbom.py dist
+
+docs: setup ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+coverage: setup ## which lines the tests of `make test` run, those in child processes too (ARGS=... goes to pytest)
+	rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest -m 'not serial and not soak and not thorough and not services' $(ARGS); failed=$$?; \
+		$(BIN)/coverage combine --quiet; $(BIN)/coverage report --skip-covered --sort cover; exit $$failed
 
 calls: setup ## make docs/system-calls.md from the policy
 	$(BIN)/python -m harena.backends.local.policy.callpage > docs/system-calls.md
