@@ -3,6 +3,7 @@ lines goes to what is no terminal."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -30,6 +31,11 @@ def safe_picture(text: str) -> str:
     """Make lines safe as `safe_lines` does, but keep colours: a game may draw with them."""
     parts = zip([*COLOUR.findall(text), ""], COLOUR.split(text), strict=True)
     return "".join(safe_lines(plain) + colour for colour, plain in parts)
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """True for a terminal whose user has not asked for plain text (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> str:
@@ -96,12 +102,13 @@ class Screen:
     def __init__(self, fps: float | None, *, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._terminal = self._stream.isatty()
+        self._colour = wants_colour(self._stream)
         self._pause_s = 1 / fps if fps else 0.1 if self._terminal else 0.0
         self._next_at = 0.0
 
     def draw(self, head: str, picture: str, foot: str = "") -> None:
         self._wait()
-        body = framed(head, picture, foot)
+        body = framed(head, picture if self._colour else COLOUR.sub("", picture), foot)
         self._stream.write(CLEAR + body if self._terminal else body + "\n")  # in one write: it must not flicker
         self._stream.flush()
 

@@ -57,6 +57,7 @@ def _fill_envs(command: argparse.ArgumentParser) -> None:
 
 def _fill_backup(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", type=Path, metavar="FILE", help="to write, such as arena-monday.tar.gz")
+    command.add_argument("--json", action="store_true", help="print what was written as JSON")
     _data(command)
     _guard(command, _backup)
 
@@ -64,6 +65,7 @@ def _fill_backup(command: argparse.ArgumentParser) -> None:
 def _fill_restore(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", type=Path, metavar="FILE", help="that `harena backup` has written")
     command.add_argument("--data", type=Path, required=True, metavar="DIR", help="a new folder")
+    command.add_argument("--json", action="store_true", help="print what was restored as JSON")
     _guard(command, _restore)
 
 
@@ -159,6 +161,9 @@ def _backup(args: argparse.Namespace) -> int:
     if not data.is_dir():
         raise SpecError(f"{data} is no folder of an arena: say --data DIR")
     made = backup.backup(data, args.file)
+    if args.json:
+        print_json({"file": str(args.file), **made})
+        return 0
     print(safe(f"{args.file}: {made['files']} files, {made['bytes']} bytes before packing. It holds secrets."))
     return 0
 
@@ -167,5 +172,8 @@ def _restore(args: argparse.Namespace) -> int:
     from harena.arena import backup
 
     made = backup.restore(args.file, args.data)
+    if args.json:
+        print_json({"data": str(args.data), **made})
+        return 0
     print(safe(f"{args.data}: {made['files']} files. Start it with `harena up --data {args.data}`."))
     return 0

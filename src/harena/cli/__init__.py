@@ -1,7 +1,8 @@
 """The `harena` command: its options, and the exit codes of errors.
 
 The code of a subcommand is imported only when it runs, so that help appears at once: `run` (also exec and shell),
-`host` (doctor, bench, boxes, version) and `demo`; the modules in `PARTS` have the others.
+`host` (doctor, bench, boxes, version, completion, man) and `demo`; the modules in `PARTS` have the others. `greet` and
+`reference` (texts made from the parser) are imported only by those that print them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ examples:
   harena up                                start an arena with a web page on http://127.0.0.1:8000
   harena submit agent.py --env pong-v1     submit an agent to the arena
   harena doctor                            attack a box on this machine and report what holds"""
+
+OWN = ("run", "exec", "shell", "doctor", "bench", "demo", "boxes", "completion", "man", "version")
+"""Commands that are defined here."""
 
 PARTS = {
     "harena.api.cli": {
@@ -106,17 +110,15 @@ terminal."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     words, rest = _split(list(sys.argv[1:] if argv is None else argv))
-    parser = _parser(words[:1])
-    if not words:
-        parser.print_help()
-        return USAGE
     if words == ["--version"]:
         words = ["version"]
-    args = parser.parse_args(words)
-    args.rest = rest
     from harena.errors import HarenaError
 
     try:
+        if words in ([], ["--json"]):
+            return _greet(json=bool(words))
+        args = _parser(words[:1]).parse_args(words)
+        args.rest = rest
         return args.action(args)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -126,6 +128,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except HarenaError as error:
         return _explain(error)
+    except Exception as error:
+        if os.environ.get("HARENA_DEBUG"):
+            raise
+        return _unexpected(error)
+
+
+def _greet(*, json: bool) -> int:
+    from harena.cli import greet
+    from harena.command import print_json
+
+    found = greet.greeting()
+    print_json(found) if json else print(greet.text(found))
+    return 0
+
+
+def _unexpected(error: Exception) -> int:
+    """One line for what no command foresaw, by the type of the error."""
+    from harena.terminal import safe
+
+    match error:
+        case ModuleNotFoundError(name=str(name)) if name.startswith("harena.azr"):
+            return fail(UNAVAILABLE, "this needs harena-azr", "pip install 'harena[azr]'")
+        case ModuleNotFoundError(name=str(name)):
+            return fail(UNAVAILABLE, f"the package {safe(name)} is missing", "install it, or the extra that has it")
+        case UnicodeError():
+            return fail(USAGE, safe(f"text that is not valid: {error}"), "give text in UTF-8")
+        case OSError(filename=str(path)):
+            return fail(USAGE, safe(f"{path}: {error.strerror}"), "check the path and its rights")
+        case OSError():
+            return fail(PLATFORM, safe(str(error)), "see `harena doctor`, or set HARENA_DEBUG=1 for the details")
+        case _:
+            what = safe(f"{type(error).__name__}: {error}")[:500]
+            return fail(PLATFORM, f"unexpected error: {what}", "set HARENA_DEBUG=1 for the details, and report it")
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -202,9 +237,26 @@ def _parser(command: Sequence[str]) -> argparse.ArgumentParser:
         for name, text in names.items():
             part = commands.add_parser(name, help=text, description=text, formatter_class=raw)
             if name in command:
-                importlib.import_module(module).fill(name, part)
-    add("version", "host", "print the version")
+                _fill(module, name, part, is_asked_for=len(command) == 1)
+    completion = add("completion", "host", "print the completion of this command for a shell")
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"])
+    add("man", "host", "print the manual page: harena man | man -l -")
+    version = add("version", "host", "print the version")
+    version.add_argument("--json", action="store_true", help="print versions of Harena and Python as JSON")
     return parser
+
+
+def _fill(module: str, name: str, part: argparse.ArgumentParser, *, is_asked_for: bool) -> None:
+    try:
+        importlib.import_module(module).fill(name, part)
+    except ModuleNotFoundError:  # a part whose extra is not installed has a name and a help text all the same
+        if is_asked_for:
+            raise
+
+
+def full_parser() -> argparse.ArgumentParser:
+    """Every command with all of its options. Imports the modules of all parts: for texts that are made from it."""
+    return _parser([*OWN, *(name for names in PARTS.values() for name in names)])
 
 
 def _add_program_options(command: argparse.ArgumentParser) -> None:

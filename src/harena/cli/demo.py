@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from harena.sandbox.doctor import Report, run_doctor
 from harena.sandbox.doctor.ring import printable
 from harena.sandbox.pool import SandboxPool
 from harena.sandbox.spec import Limits, Verdict
+from harena.terminal import wants_colour
 
 T = TypeVar("T")
 
@@ -180,7 +180,7 @@ def _match() -> list[str]:
 
 
 def _title(what: str, words: str) -> None:
-    strong, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("", "")
+    strong, plain = ("\033[1m", "\033[0m") if wants_colour(sys.stdout) else ("", "")
     print(f"\n{strong}{what}{plain}: {words}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""`harena doctor`, `bench`, `boxes` and `version`: what this machine can do, and what runs on it."""
+"""`harena doctor`, `bench`, `boxes`, `version`, `completion` and `man`: this machine, and the command itself."""
 
 from __future__ import annotations
 
@@ -30,8 +30,20 @@ def doctor(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
+def summary(report: Report) -> str:
+    """Say in one line whether untrusted code may run here."""
+    failed = sum(not probe.held for probe in report.probes)
+    if report.missing is not None:
+        return "Not fine: no box can be created on this machine."
+    if not report.ok:
+        return f"Not fine: {failed} of {len(report.probes)} attacks on a box did not hold. Run no untrusted code here."
+    tier = report.enforcement["isolation"].partition(";")[0]
+    return f"Fine: all {len(report.probes)} attacks on a box with {tier} isolation were stopped."
+
+
 def doctor_text(report: Report) -> str:
-    lines = [f"{name:<10} {value}" for name, value in report.enforcement.items()]
+    lines = [summary(report), ""]
+    lines += [f"{name:<10} {value}" for name, value in report.enforcement.items()]
     lines += [f"note       {note}" for note in report.notes]
     if report.missing is not None:
         lines += ["", f"No box can be created: {report.missing}"]
@@ -91,7 +103,24 @@ def live_boxes() -> list[dict[str, Any]]:
 def version(args: argparse.Namespace) -> int:
     from harena import __version__
 
-    print(f"harena {__version__}")
+    if args.json:
+        print_json({"version": __version__, "python": ".".join(map(str, sys.version_info[:3]))})
+    else:
+        print(f"harena {__version__}")
+    return 0
+
+
+def completion(args: argparse.Namespace) -> int:
+    from harena.cli import reference
+
+    print(reference.completion(args.shell), end="")
+    return 0
+
+
+def man(args: argparse.Namespace) -> int:
+    from harena.cli import reference
+
+    print(reference.man(), end="")
     return 0
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from harena.cli.usage import add_server, number, remote
 from harena.command import print_json
 from harena.errors import SpecError, WireError
-from harena.terminal import CLEAR, HIDE_CURSOR, SHOW_CURSOR, safe, table
+from harena.terminal import CLEAR, HIDE_CURSOR, SHOW_CURSOR, safe, table, wants_colour
 
 ENTER, LEAVE = "\033[?1049h", "\033[?1049l"
 """The other screen of a terminal: what was shown before comes back."""
@@ -81,7 +81,7 @@ def _draw(text: str) -> None:
     lines = [line[: size.columns - 1] for line in text.splitlines()]
     if len(lines) > size.lines - 1:
         lines = [*lines[: size.lines - 2], "…"]
-    if lines and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+    if lines and wants_colour(sys.stdout):
         lines[0] = f"{BOLD}{lines[0]}{PLAIN}"
     sys.stdout.write(CLEAR + "\n".join(lines) + "\n")
     sys.stdout.flush()
