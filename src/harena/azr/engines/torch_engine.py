@@ -185,7 +185,7 @@ class EngineOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str | int | float | bool]) -> EngineOptions:
-        given = dict(options)
+        given: dict[str, Any] = dict(options)
         hints = typing.get_type_hints(DecodeSettings) | typing.get_type_hints(LearnSettings) | {"max_prompt": int}
         for name, value in given.items():
             if name not in hints:
