@@ -22,7 +22,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -46,13 +46,6 @@ BATCHES = 4
 """Batches that run side by side, so that one with programs that hang does not hold back those behind it."""
 DEEPER = 64
 """Calls by which the second run of a job may recurse deeper than the first: what tells them apart is no task."""
-HERE = Spec(preload=PRELOAD)
-ELSEWHERE = Spec(
-    preload=PRELOAD,
-    hostname="elsewhere",
-    env={"TZ": "XYZ-5:45", "HOME": "/tmp", "USER": "other", "ELSEWHERE": "1"},
-)
-"""The boxes of the second side: a program that looks around sees something else there. boxed.py has the rest."""
 _USUAL = ExecutorConfig()
 _SLOW_EXIT = 111
 """What boxed.py exits with when a job does not stop; nothing plain can exit by itself."""
@@ -124,6 +117,14 @@ class _Parcel:
     calls: int
 
 
+def _specs() -> tuple[Spec, Spec]:
+    """The boxes of both sides. A program that looks around sees something else on the second one; boxed.py has the
+    rest. A restricted box has the machine's name, so that there a program may depend on that unnoticed."""
+    here = Spec(preload=PRELOAD)
+    elsewhere = replace(here, env={"TZ": "XYZ-5:45", "HOME": "/tmp", "USER": "other", "ELSEWHERE": "1"})
+    return here, replace(elsewhere, hostname="elsewhere") if here.isolation == "full" else elsewhere
+
+
 class ProgramExecutor:
     """Safe to use from several threads: a batch with programs that hang does not hold back the others."""
 
@@ -134,7 +135,7 @@ class ProgramExecutor:
         self._sides: list[_Side] = []
         self._threads = ThreadPoolExecutor(2 * BATCHES, thread_name_prefix="azr-executor")
         try:
-            for spec in (HERE, ELSEWHERE):
+            for spec in _specs():
                 self._sides.append(_Side(self.bounds, spec, backend=backend, boxes=boxes))
         except BaseException:
             self.close()
