@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harena.azr import options
+from harena.azr import cli_study, options
 from harena.azr.engines import registry
 from harena.azr.errors import TrainingError
 from harena.command import UNAVAILABLE, USAGE, Action, guarded, print_json
@@ -34,6 +34,11 @@ OK, NO = 0, 1
 TRAIN_TEXT = """\
 Self-play: the model proposes tasks, solves them, and learns from both; every check runs in a box. Writes settings,
 journal, tasks, checkpoints and an HTML report into --out. Progress is measured on a held-out suite."""
+
+STUDY_TEXT = """\
+Runs each variant with each seed for the same number of iterations and writes study.md: held-out accuracy before and
+after with intervals, paired sign tests, learning curves, and the commands. What is complete is not run again. Variants:
+self-play, frozen-model (learns nothing), frozen-proposer, no-novelty, single-baseline, six-baselines."""
 
 EPILOG = """\
 exit codes:
@@ -77,6 +82,8 @@ def fill(name: str, command: argparse.ArgumentParser) -> None:
     show.set_defaults(action=_guarded(_buffer_show))
     options.buffer_show(show)
     options.pretrain(add("pretrain", "make the small model, from programs that we generate", _pretrain))
+    options.study(add("study", "train variants with several seeds and compare them", _study, STUDY_TEXT))
+    options.export(add("export", "write the tasks of a run as a data set for other trainers", _export))
     options.report(add("report", "write the HTML report of a run anew", _report))
 
 
@@ -205,7 +212,9 @@ def _eval(args: argparse.Namespace) -> int:
         return _check(args.suite, tasks, code)
     generator = _generator(args)
     found: ModelEvaluation
-    if code:
+    if args.form != "trained":
+        found = _eval_chat(args, generator, tasks, code, how)
+    elif code:
         from harena.sandbox.pool import SandboxPool
 
         with SandboxPool() as pool:
@@ -224,6 +233,22 @@ def _eval(args: argparse.Namespace) -> int:
     else:
         print(show.evaluation(found))
     return OK
+
+
+def _eval_chat(
+    args: argparse.Namespace, generator: Generator, tasks: list[Item], code: list[CodeItem], how: How
+) -> ModelEvaluation:
+    from harena.azr.report import chat_forms, progress
+    from harena.sandbox.pool import SandboxPool
+
+    form = chat_forms.ChatForm(args.form)
+    counter = progress.counter(sys.stderr)
+    with SandboxPool() as pool:
+        if code:
+            how = dataclasses.replace(how, max_new=args.max_new or how.max_new)
+            return chat_forms.evaluate_code(generator, pool, code, how, form, suite=args.suite, progress=counter)
+        how = dataclasses.replace(how, max_new=args.max_new or chat_forms.USUAL_TOKENS[form])
+        return chat_forms.evaluate_tasks(generator, pool, tasks, how, form, suite=args.suite, progress=counter)
 
 
 def _how(args: argparse.Namespace) -> How:
@@ -449,6 +474,20 @@ def _check_writable(folder: Path) -> None:
 
 def _gpu_sizes(device: str) -> dict[str, Any]:
     return {"micro_tokens": 65_536} if device.startswith("cuda") else {}
+
+
+def _study(args: argparse.Namespace) -> int:
+    try:
+        print(cli_study.study(args, _say))
+    except KeyboardInterrupt:
+        _say("interrupted: the same command goes on")
+        raise
+    return OK
+
+
+def _export(args: argparse.Namespace) -> int:
+    print(cli_study.export(args))
+    return OK
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -68,6 +68,12 @@ def eval(command: argparse.ArgumentParser) -> None:
     command.add_argument("--suite", choices=SUITES, default="tiny", help="which tasks (tiny: our own)")
     command.add_argument("--path", metavar="FILE", help="the data of cruxeval or mbpp, or a copy of humaneval's")
     command.add_argument("--run", metavar="DIR", help="the model that a run has trained, as of its last checkpoint")
+    command.add_argument(
+        "--form",
+        choices=("trained", "chat", "steps"),
+        default="trained",
+        help="ask as in training, or in words that training never uses: for the answer at once, or step by step",
+    )
     model(command)
     group = command.add_argument_group("how many answers")
     group.add_argument("-k", type=_some, default=1, metavar="N", help="report pass@k (1)")
@@ -96,6 +102,26 @@ def buffer_show(command: argparse.ArgumentParser) -> None:
     command.add_argument("--kind", choices=KINDS, help="of this kind alone")
     command.add_argument("--limit", type=_count, default=5, metavar="N", help="so many of each kind (5)")
     command.add_argument("--json", action="store_true", help="print JSON lines, as they are kept")
+
+
+def study(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--out", type=_path, required=True, metavar="DIR", help="the folder of the study")
+    command.add_argument("--profile", choices=PROFILES, help=f"where the settings start from ({TrainConfig().profile})")
+    command.add_argument("--config", metavar="FILE", help="settings that differ from the profile, YAML or JSON")
+    command.add_argument("--variants", default="self-play,frozen-model", metavar="A,B", help="(self-play,frozen-model)")
+    command.add_argument("--seeds", default="0,1,2", metavar="N,M", help="a run of each variant for each (0,1,2)")
+    command.add_argument("--iterations", type=_some, metavar="N", help="of each run")
+    command.add_argument("--model", metavar="NAME", help="`default` is our own; else a folder, a file or a name")
+    command.add_argument("--engine", choices=ENGINES, help=f"what writes and learns ({DEFAULT})")
+    command.add_argument("--eval-tasks", type=_some, metavar="N", help="held-out tasks of each kind and grade")
+
+
+def export(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", metavar="DIR", help="the --out folder of a run")
+    command.add_argument("-o", "--output", type=_path, required=True, metavar="FILE", help="a new file of JSON lines")
+    command.add_argument("--kind", choices=KINDS, help="of this kind alone")
+    command.add_argument("--prompt", choices=sorted(FORMS), default="compact", help="the form of the prompts (compact)")
+    command.add_argument("--shots", type=_count, metavar="N", help="solved examples before each question (0)")
 
 
 def report(command: argparse.ArgumentParser) -> None:

@@ -27,6 +27,8 @@ class CompletionRequest:
     """Tokens that a completion may have."""
     n: int = 1
     """Completions wanted, each sampled on its own."""
+    is_chat: bool = False
+    """The prompt is what a user says: the engine puts the model's chat template around it, where it knows one."""
     tag: object = None
     """The caller's; an engine does not look at it."""
 

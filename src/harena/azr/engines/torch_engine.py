@@ -110,19 +110,20 @@ class TorchEngine:
 
     def _prompts(self, requests: Sequence[CompletionRequest]) -> tuple[list[list[int]], list[int]]:
         """Different prompts only, and which of them each request has."""
-        places: dict[str, int] = {}
+        places: dict[tuple[str, bool], int] = {}
         prompts: list[list[int]] = []
         for request in requests:
             if request.n < 1 or request.max_new < 1:
                 raise SpecError("a request needs n >= 1 and max_new >= 1")
-            if request.prompt in places:
+            if (request.prompt, request.is_chat) in places:
                 continue
-            ids = self.codec.encode(request.prompt) or [self.codec.eos[0]]
+            ids = self.codec.chat(request.prompt) if request.is_chat else self.codec.encode(request.prompt)
+            ids = ids or [self.codec.eos[0]]
             if len(ids) > self._max_prompt:
                 raise SpecError(f"a prompt of {len(ids)} tokens; the engine takes {self._max_prompt} (max_prompt)")
-            places[request.prompt] = len(prompts)
+            places[request.prompt, request.is_chat] = len(prompts)
             prompts.append(ids)
-        return prompts, [places[request.prompt] for request in requests]
+        return prompts, [places[request.prompt, request.is_chat] for request in requests]
 
     def fits(self, prompt: str) -> bool:
         """Whether the prompt may be asked. Short ones need not be counted: hardly a tokenizer makes more than one token

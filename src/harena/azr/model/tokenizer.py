@@ -23,6 +23,10 @@ class TextCodec(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
+    def chat(self, text: str) -> list[int]:
+        """What a user says, and the beginning of the model's turn."""
+        ...
+
     def pieces(self) -> list[str]:
         """The text of every token, in order; empty for special ones."""
         ...
@@ -251,6 +255,10 @@ class ByteTokenizer:
         raw = text.encode("utf-8", "surrogatepass").decode("latin-1")
         return [ids[piece] for piece in self._pattern.findall(raw)]
 
+    def chat(self, text: str) -> list[int]:
+        """The small model knows no turns: the text as it is."""
+        return self.encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         raw = b"".join([self._bytes[n] for n in ids])
         try:
@@ -317,6 +325,15 @@ class HfTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def chat(self, text: str) -> list[int]:
+        """ChatML (Qwen, SmolLM2) where its tokens are there, else the text with a word for each turn. The text itself
+        never becomes a control token."""
+        start, end = (self._backend.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>"))
+        if start is None or end is None:
+            return self.encode(f"User: {text}\n\nAssistant:")
+        turns = (start, *self.encode(f"user\n{text}"), end, *self.encode("\n"), start, *self.encode("assistant\n"))
+        return list(turns)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=True))

@@ -117,7 +117,9 @@ def from_record(record: Mapping[str, Any]) -> ModelEvaluation | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
+class Judged:
+    """What became of one answer."""
+
     right: bool
     verdict: str
 
@@ -139,16 +141,16 @@ def evaluate(
     groups = _generate(generator, asked, how, how.profile.stop, progress)
     judged = grade(verifier, items, groups, how.profile)
     labels = [(str(item.kind), *item.groups) for item in items]
-    return _summary(suite, [item.id for item in items], labels, judged, how, started)
+    return summary(suite, [item.id for item in items], labels, judged, how, started)
 
 
 def grade(
     verifier: TaskVerifier, items: Sequence[Item], groups: Sequence[Sequence[Completion]], profile: PromptProfile
-) -> list[list[_Judged]]:
+) -> list[list[Judged]]:
     """All answers to all items in one batch."""
     attempts: list[Attempt] = []
     places: list[tuple[int, int]] = []
-    judged = [[_Judged(right=False, verdict=FORMAT) for _ in group] for group in groups]
+    judged = [[Judged(right=False, verdict=FORMAT) for _ in group] for group in groups]
     for index, (item, group) in enumerate(zip(items, groups, strict=True)):
         for number, completion in enumerate(group):
             answer = prompts.parse_solve(item.kind, completion.text, profile=profile)
@@ -157,7 +159,7 @@ def grade(
                 attempts.append(Attempt(task=item.task, answer=answer))
                 places.append((index, number))
     for (index, number), one in zip(places, verifier.grade(attempts), strict=True):
-        judged[index][number] = _Judged(right=one.right, verdict=str(one.verdict))
+        judged[index][number] = Judged(right=one.right, verdict=str(one.verdict))
     return judged
 
 
@@ -190,21 +192,21 @@ def evaluate_code(
     groups = _generate(generator, [_code_prompt(item, how.profile) for item in items], how, stop, progress)
     answers = [[_code_answer(one.text, how.profile) for one in group] for group in groups]
     judged = grade_code(pool, items, answers, continued=how.profile.name == "compact")
-    return _summary(suite, [item.id for item in items], [()] * len(items), judged, how, started)
+    return summary(suite, [item.id for item in items], [()] * len(items), judged, how, started)
 
 
 def grade_code(
     pool: SandboxPool, items: Sequence[CodeItem], answers: Sequence[Sequence[str | None]], *, continued: bool
-) -> list[list[_Judged]]:
+) -> list[list[Judged]]:
     """`continued`: an answer goes on where `start` ends; else it is a whole program. None is a format error."""
     word = secrets.token_hex(16)
     places = [(i, j) for i, group in enumerate(answers) for j, answer in enumerate(group) if answer is not None]
     sources = [_source(items[i], answers[i][j] or "", word, continued=continued) for i, j in places]
-    judged = [[_Judged(right=False, verdict=FORMAT) for _ in group] for group in answers]
+    judged = [[Judged(right=False, verdict=FORMAT) for _ in group] for group in answers]
     for (i, j), result in zip(places, pool.map(sources, limits=CODE_LIMITS), strict=True):
         ended = result.stdout.rstrip().endswith(word.encode())
         verdict = "ok" if result.ok and ended else "early exit" if result.ok else result.verdict.value
-        judged[i][j] = _Judged(right=verdict == "ok", verdict=verdict)
+        judged[i][j] = Judged(right=verdict == "ok", verdict=verdict)
     return judged
 
 
@@ -253,11 +255,11 @@ def _generate(
     return generator.generate(requests, how.sampling(stop), count)
 
 
-def _summary(
+def summary(
     suite: str,
     ids: Sequence[str],
     labels: Sequence[Sequence[str]],
-    judged: Sequence[Sequence[_Judged]],
+    judged: Sequence[Sequence[Judged]],
     how: How,
     started: float,
 ) -> ModelEvaluation:
