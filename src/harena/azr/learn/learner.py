@@ -33,7 +33,7 @@ from harena.errors import SpecError
 LARGE = 300_000_000
 """Parameters from which activations are recomputed in the backward pass."""
 TREE_TOKENS = 4_096
-PAYS_FROM = 0.6
+PAYS_FROM = 0.5
 """Share of the tokens that is left with trees, from which they pay on a processor, whose kernels for sequences are
 faster than torch's attention with a mask."""
 LOGIT_ELEMENTS = 1 << 28
