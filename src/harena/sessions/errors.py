@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from harena.errors import HarenaError, SpecError
 from harena.node import link
@@ -36,7 +36,9 @@ def error_out(error: BaseException) -> Message:
     )
 
 
-def error_in(message: Any) -> Exception:
-    if isinstance(message, dict) and message.get("kind") in OURS:  # pyright: ignore[reportUnknownMemberType]
-        return OURS[message["kind"]](str(message.get("text", ""))[:1000])  # pyright: ignore
+def error_in(message: object) -> Exception:
+    found = cast("Message", message) if isinstance(message, dict) else {}
+    kind = found.get("kind")
+    if isinstance(kind, str) and kind in OURS:
+        return OURS[kind](str(found.get("text", ""))[:1000])
     return link.error_in(cast("object", message))
