@@ -15,7 +15,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -162,6 +162,15 @@ class Database:
         with self._told(), self._singles.connect() as connection:
             yield connection
 
+    def change_one(self, statement: sa.Executable, values: dict[str, Any]) -> Mapping[str, Any] | None:
+        """Execute such a single statement and return its row. `statement` is a constant: on PostgreSQL it is compiled
+        and prepared once and goes straight to the driver, because SQLAlchemy takes longer than the server does."""
+        if self._joined() is not None or self._singles is None:
+            with self.single() as connection:
+                return connection.execute(statement, values).mappings().first()
+        with self._told(), self._singles.connect() as connection:
+            return self._singles.change_one(connection, statement, values)
+
     def note(self, change: str) -> None:
         """Inside `begin()`: what to tell the listeners of, once it is committed."""
         self._local.changes.add(change)
@@ -280,6 +289,23 @@ class _Singles:
         self._engine = _postgresql(parsed, isolation_level="AUTOCOMMIT", pool_pre_ping=False)
         event.listen(self._engine, "connect", _relaxed)
         self._idle: list[tuple[sa.Connection, float]] = []
+        self._prepared: dict[sa.Executable, _Prepared] = {}
+
+    def change_one(
+        self, connection: sa.Connection, statement: sa.Executable, values: dict[str, Any]
+    ) -> Mapping[str, Any] | None:
+        prepared = self._prepared.get(statement)
+        if prepared is None:
+            prepared = self._prepared[statement] = _Prepared(statement, self._engine.dialect)
+        if not prepared.fixed:
+            return connection.execute(statement, values).mappings().first()
+        driver: Any = connection.connection.dbapi_connection
+        dbapi: Any = self._engine.dialect.dbapi
+        try:
+            row = driver.execute(prepared.text, prepared.constants | values, prepare=True).fetchone()
+        except (dbapi.OperationalError, dbapi.InterfaceError) as error:
+            raise StoreError(f"the database cannot be used now: {_first_line(error)}") from error
+        return None if row is None else prepared.decoded(row)
 
     @contextmanager
     def connect(self) -> Generator[sa.Connection]:
@@ -313,6 +339,35 @@ class _Singles:
         self._engine.dispose()
 
 
+class _Prepared:
+    """A statement in the driver's words, for values that need no conversion."""
+
+    def __init__(self, statement: Any, dialect: sa.Dialect) -> None:
+        compiled: Any = statement.compile(dialect=dialect)
+        self.fixed = not compiled.post_compile_params
+        """Whether its text is the same for all values; a list has as many places as it has members."""
+        self.text = str(compiled)
+        self.constants: dict[str, Any] = {}
+        for name, value in compiled.params.items():
+            kind: Any = compiled.binds[name].type
+            self.constants[name] = kind.process_bind_param(value, dialect) if _is_ours(kind) else value
+        columns: list[Any] = list(statement.exported_columns)
+        self._dialect = dialect
+        self._names: list[str] = [column.name for column in columns]
+        self._ours: dict[str, Any] = {column.name: column.type for column in columns if _is_ours(column.type)}
+
+    def decoded(self, row: Sequence[Any]) -> dict[str, Any]:
+        found = dict(zip(self._names, row, strict=True))
+        for name, kind in self._ours.items():
+            found[name] = kind.process_result_value(found[name], self._dialect)
+        return found
+
+
+def _is_ours(kind: Any) -> bool:
+    """Whether it converts values in Python: the driver knows all other types."""
+    return isinstance(kind, sa.TypeDecorator)
+
+
 def _relaxed(connection: Any, _: object) -> None:
     connection.execute("SET synchronous_commit = off")
     connection.commit()
@@ -333,10 +388,13 @@ def _in_our_words() -> Generator[None]:
     try:
         yield
     except (exc.OperationalError, exc.InterfaceError) as error:
-        why = str(error.orig).strip().partition("\n")[0] or "the connection was lost"
-        raise StoreError(f"the database cannot be used now: {why}") from error
+        raise StoreError(f"the database cannot be used now: {_first_line(error.orig)}") from error
     except exc.TimeoutError as error:
         raise StoreError("the database cannot be used now: all connections are in use") from error
+
+
+def _first_line(error: BaseException | None) -> str:
+    return str(error).strip().partition("\n")[0] or "the connection was lost"
 
 
 def touches(changes: Changes, what: str) -> bool:

@@ -199,8 +199,7 @@ class Queue:
         statement = CLAIM if not suspect and environments is None else _claim(suspect, environments is not None)
         if environments is not None:
             values["environments"] = ["", *environments]
-        with self.database.single() as connection:
-            row = connection.execute(statement, values).mappings().first()
+        row = self.database.change_one(statement, values)
         return QueuedJob(**row) if row else None
 
     def heartbeat(self, job: QueuedJob, *, lease_s: float = LEASE_S) -> None:
