@@ -48,8 +48,8 @@ def alive(pid):
         return False
 
 
-def until(what):
-    end = time.monotonic() + SOON_S
+def until(what, soon_s=SOON_S):
+    end = time.monotonic() + soon_s
     while not what():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)

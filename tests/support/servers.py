@@ -1,5 +1,5 @@
 """Servers of the tests' own. PostgreSQL: a cluster in a folder that goes away with it, reached only by a socket in
-there. Redis: on a free port of loopback."""
+there. Redis and RabbitMQ: on free ports of loopback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 DEBIAN = Path("/usr/lib/postgresql")
-SOON_S = 60.0
+SOON_S = 240.0
 SETTINGS = {
     "listen_addresses": "",
     "fsync": "off",
@@ -189,3 +189,75 @@ class Redis:
 
     def close(self):
         self.kill()
+
+
+class RabbitMQ:
+    """A RabbitMQ of the tests' own, with its files in a folder that goes away with it."""
+
+    PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+    """The one in the path changes to another user, and listens where its package says."""
+    BOOT_S = 180.0
+    """It needs seconds of processor time to start, and the machine may be busy."""
+
+    def __init__(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="harena-rabbit-"))
+        self.port, names, self.dist = free_port(), free_port(), free_port()
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
+        (self.folder / "plugins").write_text("[].")
+        self.environ = os.environ | {
+            "HOME": str(self.folder),  # of the cookie
+            "RABBITMQ_NODENAME": f"harena{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self.dist),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
+            "RABBITMQ_LOG_BASE": str(self.folder / "log"),
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "none"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
+            "RABBITMQ_PID_FILE": str(self.folder / "pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 -kernel inet_dist_use_interface {127,0,0,1}",
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(names),
+        }
+        # Its own, in the foreground: Erlang would start one that outlives it.
+        self.names = subprocess.Popen(["epmd"], env=self.environ)
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self):
+        with open(self.folder / "out", "ab") as out:
+            self.process = subprocess.Popen(
+                [self.PROGRAM],
+                cwd=self.folder,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        end = time.monotonic() + self.BOOT_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                words = (self.folder / "out").read_text()
+                assert self.process.poll() is None, words
+                assert time.monotonic() < end, words
+                time.sleep(0.05)
+
+    def kill(self):
+        """With everything that it has kept."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+
+    def close(self):
+        self.kill()
+        self.names.kill()
+        self.names.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
