@@ -28,7 +28,7 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "match"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 import board as board_bench
 import browser  # pyright: ignore[reportMissingImports]
