@@ -162,7 +162,7 @@ class Database:
         with self._told(), self._singles.connect() as connection:
             yield connection
 
-    def change_one(self, statement: sa.Executable, values: dict[str, Any]) -> Mapping[str, Any] | None:
+    def change_one(self, statement: sa.Executable, values: dict[str, Any]) -> sa.RowMapping | dict[str, Any] | None:
         """Execute such a single statement and return its row. `statement` is a constant: on PostgreSQL it is compiled
         and prepared once and goes straight to the driver, because SQLAlchemy takes longer than the server does."""
         if self._joined() is not None or self._singles is None:
@@ -293,7 +293,7 @@ class _Singles:
 
     def change_one(
         self, connection: sa.Connection, statement: sa.Executable, values: dict[str, Any]
-    ) -> Mapping[str, Any] | None:
+    ) -> sa.RowMapping | dict[str, Any] | None:
         prepared = self._prepared.get(statement)
         if prepared is None:
             prepared = self._prepared[statement] = _Prepared(statement, self._engine.dialect)
