@@ -25,7 +25,7 @@ from harena.errors import SpecError
 
 pytestmark = pytest.mark.services
 
-BUSY_S = 180.0
+BUSY_S = 420.0
 """Workers are processes that start anew, maybe beside a heavy load."""
 SECRET = "only for tests, and 16 bytes at least"
 AGENT = b"def act(observation): return int(observation[2] + observation[3] > 0)\n"
@@ -96,7 +96,7 @@ def ranked(arena, *sent):
     return all(arena.store.submissions.get(one).state is State.RANKED for one in sent)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_worker_that_celery_calls_does_jobs_also_when_the_broker_was_lost_with_all_messages(site, broker):
     process = site.work()
     first = site.send(1)
@@ -114,7 +114,7 @@ def test_a_worker_that_celery_calls_does_jobs_also_when_the_broker_was_lost_with
     assert [len(site.store.submissions.evaluations(one)) for one in (first, second, third)] == [1, 1, 1]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_doubled_early_and_late_messages_to_two_workers_evaluate_nothing_twice(site, broker):
     ring(broker, 10)
     first, second = site.work(), site.work()
@@ -132,7 +132,7 @@ def test_doubled_early_and_late_messages_to_two_workers_evaluate_nothing_twice(s
     assert all(site.queue.get(site.store.submissions.get(one).job_id).fence == 1 for one in sent)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_what_no_message_announced_is_sent_again_by_the_sweeper(site, broker, monkeypatch):
     site.bell._stop_listening()  # a process that commits, and dies before it rings
     sent = site.send(1)
