@@ -68,7 +68,7 @@ def upload(page: str, source: str, name: str = "agent.py") -> dict[str, object]:
 
 
 def test_an_agent_is_submitted_looked_at_and_on_the_board(page):
-    told, submission, who = press(page, "submit", [upload(page, LEFT)], CARTPOLE, "from the page", "greta", "", "")
+    told, submission, who = press(page, "submit", [upload(page, LEFT)], CARTPOLE, "from the page", "greta", "", "", "")
     assert re.search(r"greta#[0-9a-f]{8}/from the page v1", str(told))
     deadline = time.monotonic() + 30
     while "ranked: " not in (state := str(press(page, "status", submission, "", who)[0])):
@@ -79,9 +79,20 @@ def test_an_agent_is_submitted_looked_at_and_on_the_board(page):
     assert any(row[1].partition("#")[0] == "greta" for row in table["data"])
 
 
+def test_of_several_files_the_chosen_one_is_started(page):
+    helper, start = "SIDE = 0\n", "import helper\ndef act(observation):\n    return helper.SIDE\n"
+    files = [upload(page, helper, "helper.py"), upload(page, start, "start.py")]
+    told, submission, who = press(page, "submit", files, CARTPOLE, "several", "", "", "", "start.py")
+    assert "several v1" in str(told)
+    deadline = time.monotonic() + 60
+    while "ranked: " not in (state := str(press(page, "status", submission, "", who)[0])):
+        assert time.monotonic() < deadline, state
+        time.sleep(0.1)
+
+
 def test_the_reason_of_a_failure_is_for_who_sent_it(page):
     crashing = "def act(observation):\n    raise ValueError('no idea')\n"
-    _, submission, who = press(page, "submit", [upload(page, crashing)], CARTPOLE, "crash", "", "", "")
+    _, submission, who = press(page, "submit", [upload(page, crashing)], CARTPOLE, "crash", "", "", "", "")
     deadline = time.monotonic() + 30
     while "no idea" not in (mine := str(press(page, "status", submission, "", who)[0])):
         assert time.monotonic() < deadline, mine
@@ -90,9 +101,9 @@ def test_the_reason_of_a_failure_is_for_who_sent_it(page):
 
 
 def test_a_mistake_is_a_sentence(page):
-    assert "nothing to submit" in str(press(page, "submit", [], CARTPOLE, "", "", "", "")[0])
+    assert "nothing to submit" in str(press(page, "submit", [], CARTPOLE, "", "", "", "", "")[0])
     assert "not the id of" in str(press(page, "status", "<script>", "", "")[0])
-    assert "key" in str(press(page, "submit", [upload(page, LEFT)], CARTPOLE, "", "", "hrn_wrong", "")[0])
+    assert "key" in str(press(page, "submit", [upload(page, LEFT)], CARTPOLE, "", "", "hrn_wrong", "", "")[0])
     title, table = press(page, "leaderboard", "no such environment")
     assert "no such environment" in str(title)
     assert table["data"] in ([], [[""] * len(gradio_app.HEAD)])
@@ -102,7 +113,7 @@ def test_a_file_of_the_host_cannot_be_named_as_an_upload(page, tmp_path):
     (tmp_path / "secret.py").write_text(LEFT)
     stolen = {"path": str(tmp_path / "secret.py"), "meta": {"_type": "gradio.FileData"}}
     with pytest.raises(AssertionError):
-        press(page, "submit", [stolen], CARTPOLE, "", "", "", "")
+        press(page, "submit", [stolen], CARTPOLE, "", "", "", "", "")
 
 
 def test_the_page_asks_nothing_of_anybody_else(page):

@@ -29,6 +29,8 @@ def pages(site):
         f"/env/{ENV}",
         f"/env/{LADDER}",
         "/submit",
+        "/mine",
+        "/search?q=first",
         f"/submission/{scored['submission_id']}",
         f"/submission/{ladder}",
         agent,

@@ -9,6 +9,7 @@ page: it is only taken while the page listens on this machine alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import ipaddress
 import os
@@ -29,6 +30,7 @@ from harena.terminal import safe, safe_lines
 
 HEAD = ("rank", "owner", "agent", "score", "low", "high", "games")
 LINES = 100
+ENTRIES = ("agent.py", "main.py", "submission.py")
 FONTS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
 CACHE_S = 3600
 """Uploads are deleted when they are this old; the arena has its own copy."""
@@ -49,14 +51,18 @@ class GradioPage:
             return []
 
     def submit(
-        self, files: Sequence[str] | None, env_id: str, algorithm: str, name: str, key: str, who: str
+        self, files: Sequence[str] | None, env_id: str, algorithm: str, name: str, key: str, who: str, main: str = ""
     ) -> tuple[str, str, str]:
         """What happened, the id of the submission, and who this visitor is from now on."""
         who = who or str(uuid.uuid4())
         try:
             with self._client(key, who) as client:
                 sent = client.submit(
-                    list(files or ()), env_id or "", algorithm=algorithm.strip() or "Custom", owner=name.strip() or None
+                    list(files or ()),
+                    env_id or "",
+                    algorithm=algorithm.strip() or "Custom",
+                    main_file=(main or "").strip() or None,
+                    owner=name.strip() or None,
                 )
         except (ArenaError, SpecError) as error:
             return safe_lines(str(error)), "", who
@@ -107,6 +113,7 @@ def blocks(page: GradioPage) -> Any:
             show = gr.Button("Refresh")
         with gr.Tab("Submit"):
             files = gr.File(label="Agent: a .py file, a zip, or several files", file_count="multiple", type="filepath")
+            main = gr.Dropdown(label="File that is started, of several", choices=[], allow_custom_value=True)
             algorithm, name = gr.Textbox("Custom", label="Algorithm"), gr.Textbox(label="Your name, without a key")
             send = gr.Button("Submit", variant="primary")
             answer = gr.Textbox(label="Answer", interactive=False)
@@ -117,7 +124,8 @@ def blocks(page: GradioPage) -> Any:
         app.load(lambda: _choices(gr, page), outputs=env, api_name="environments")
         show.click(page.leaderboard, env, [title, table], api_name="leaderboard")
         env.change(page.leaderboard, env, [title, table], api_visibility="private")
-        sends = [files, env, algorithm, name, key, who]
+        files.change(functools.partial(_main_choices, gr), files, main, api_visibility="private")
+        sends = [files, env, algorithm, name, key, who, main]
         send.click(page.submit, sends, [answer, submission, who], api_name="submit")
         look.click(page.status, [submission, key, who], state, api_name="status")
     return app
@@ -126,6 +134,13 @@ def blocks(page: GradioPage) -> Any:
 def _choices(gr: Any, page: GradioPage) -> Any:
     names = page.environments()
     return gr.Dropdown(choices=names, value=names[0] if names else None)
+
+
+def _main_choices(gr: Any, files: Sequence[str] | None) -> Any:
+    """The names of Python files, and the one that the arena would start."""
+    names = [os.path.basename(path) for path in files or () if path.endswith(".py")] if len(files or ()) > 1 else []
+    usual = [name for name in ENTRIES if name in names]
+    return gr.Dropdown(choices=names, value=(usual or [""])[0], visible=bool(names))
 
 
 def launch(app: Any, *, host: str, port: int) -> str:

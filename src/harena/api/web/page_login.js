@@ -2,6 +2,7 @@
 
 import { get, post, session } from "./api.js";
 import { h, put } from "./dom.js";
+import { hooksCard } from "./hooks.js";
 import { teamsCard } from "./teams.js";
 import { action, codeBlock, facts, problem, section, time } from "./parts.js";
 
@@ -81,6 +82,7 @@ function account(me, keys, go, signal) {
       h("p", { class: "row" }, h("a", { href: "/submit", class: "button" }, "Submit an agent"), h("a", { href: "/mine", class: "button" }, "My submissions"), logout),
     ),
     teamsCard(me, signal),
+    hooksCard(signal),
     section(
       "Your keys",
       { class: "card" },

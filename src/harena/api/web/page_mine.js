@@ -134,5 +134,5 @@ function sideBySide(picked, practised) {
     h("th", { scope: "row" }, label),
     picked.map((one, at) => h("td", null, value(one, at))),
   ));
-  return table("Comparison", ["", ...picked.map((one) => ({ text: name(one) }))], rows, { class: "compare" });
+  return table("Comparison", ["What", ...picked.map((one) => ({ text: name(one) }))], rows, { class: "compare" });
 }
