@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import http.client
 import os
 import signal
 import subprocess
@@ -353,3 +354,20 @@ def test_server_ends_when_idle_after_a_visit_of_a_moment(tmp_path: Path) -> None
             urllib.request.urlopen(request, timeout=60)
         error.value.close()
         assert (before, server.process.wait(60)) == (None, 0)
+
+
+def test_server_does_not_end_while_a_request_is_under_way(tmp_path: Path) -> None:
+    with box_server(tmp_path, "--end-idle", "1") as server:
+        connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+        with contextlib.closing(connection):
+            connection.putrequest("POST", "/v1/sessions/none/execute")
+            connection.putheader("Authorization", f"Bearer {server.token}")
+            connection.putheader("Content-Type", "application/json")
+            connection.putheader("Content-Length", "2")
+            connection.endheaders(b"{")
+            time.sleep(3)  # three times as long as an idle server stays
+            with urllib.request.urlopen(f"{server.url}/readyz", timeout=60) as answer:
+                assert answer.status == 200
+            connection.send(b"}")
+            assert connection.getresponse().status == 400  # the body has no steps
+        assert server.process.wait(60) == 0

@@ -88,6 +88,8 @@ class App:
         self._rest: ASGIApp = create_rest(self._context)
         self.ready = True
         self.used = False
+        self._posts = 0
+        """Requests under way that change something: a session that is being created counts as use."""
         """Whether a client has come, however short its visit was."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,13 +173,15 @@ class App:
             return await self._metrics(send, owner)
         if not self.ready and scope["method"] == "POST" and scope["path"].endswith(CREATING):
             return await _answer(send, 503, "the server is stopping")
-        self.used = self.used or scope["method"] == "POST"
+        is_post = scope["method"] == "POST"
+        self.used = self.used or is_post
+        self._posts += is_post
         scope["harena.owner"] = owner
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_S):
                 status, why = await self._read_body(owner, headers, receive, body)
-            if scope["method"] == "POST" and not status and _items(body) > MAX_ITEMS:
+            if is_post and not status and _items(body) > MAX_ITEMS:
                 status, why = 413, f"a JSON body has at most {MAX_ITEMS} items"
             if status:
                 return await _answer(send, status, why)
@@ -185,6 +189,7 @@ class App:
         except TimeoutError:
             return await _answer(send, 408, f"the body did not come within {BODY_S:g} s")
         finally:
+            self._posts -= is_post
             self._bodies[owner] -= len(body)
 
     async def _read_body(
@@ -243,7 +248,7 @@ class App:
     @property
     def busy(self) -> bool:
         """Whether anybody uses a box."""
-        return self._clients.total() > 0 or self.service.session_count > 0
+        return self._clients.total() > 0 or self.service.session_count > 0 or self._posts > 0
 
     async def _metrics(self, send: Send, owner: str) -> None:
         """Numbers of the whole server, and the usage of this owner, in the text format of Prometheus."""
