@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -166,12 +167,60 @@ class World:
         listed = self.api.list(path(self.namespace, "pods"), labels=selector)["items"]
         return [pod for pod in listed if not pod["metadata"].get("deletionTimestamp")]
 
+    def of_pool(self, kind: str, pool: str) -> list[dict[str, Any]]:
+        listed = self.api.list(path(self.namespace, kind))["items"]
+        return [one for one in listed if one["spec"].get("poolRef") == pool]
+
+    def evict(self, pod: str) -> bool:
+        """Evict a pod as a drained node does. Returns False if a budget forbids it, or it is gone."""
+        return evict(self.api, self.namespace, pod)
+
     def events(self, reason: str) -> list[str]:
         listed = self.api.list(path(self.namespace, "events"))["items"]
         return [event["message"] for event in listed if event["reason"] == reason]
 
     def url(self, pool: str) -> str:
         return f"kubernetes://{self.namespace}/{pool}"
+
+
+def evict(api: KubeApi, namespace: str, pod: str) -> bool:
+    meta = {"name": pod, "namespace": namespace}
+    for version in ("policy/v1", "policy/v1beta1"):  # the older one before Kubernetes 1.22
+        body = {"apiVersion": version, "kind": "Eviction", "metadata": meta}
+        try:
+            api.create(path(namespace, "pods", pod, "eviction"), body)
+            return True
+        except KubeError as error:
+            if error.status in (404, 429):
+                return False
+            if error.status != 400:
+                raise
+    return False
+
+
+def kill_processes(uid: str) -> bool:
+    """Kill every process of a pod with SIGKILL, where its node is this machine. Returns whether there was one."""
+    names_of_pod = (f"pod{uid}", f"pod{uid.replace('-', '_')}")
+    killed = False
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if any(name in (entry / "cgroup").read_text() for name in names_of_pod):
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    killed = True
+    return killed
+
+
+def process_of_api_server() -> int:
+    """The API server of KUBECONFIG, where it is a process of this machine."""
+    port = urlsplit(config.load().server).port
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if words[0].endswith(b"kube-apiserver") and f"--secure-port={port}".encode() in b"=".join(words):
+                    return int(entry.name)
+    pytest.skip("host: the API server is not a process of this machine")
 
 
 def until(holds: Callable[[], object], what: str, why: Callable[[], str] = str, within_s: float = WAIT_S) -> None:

@@ -56,7 +56,11 @@ class Leader:
                 self._until = before + LEASE_S - MARGIN_S if held else 0.0
             if held and not was:
                 log.info("leading as %s", self.identity)
-                await started()
+                try:
+                    await started()
+                except BoxError as error:
+                    log.warning("the cluster could not be read: %s", error)
+                    held, self._until = False, 0.0  # the next round tries again
             elif was and not held:
                 log.warning("not leading any more")
                 stopped()
