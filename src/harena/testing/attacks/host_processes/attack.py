@@ -8,7 +8,7 @@ for pid in pids():
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             if TARGET["victim_name"].encode() in file.read():
                 escaped(f"sees the victim as pid {pid}")
-    except PermissionError:
+    except (PermissionError, FileNotFoundError, ProcessLookupError):  # hidden, or of another machine, or ended
         pass
 if os.path.exists(f"/proc/{TARGET['victim_pid']}"):
     escaped("the victim's pid number exists here")
