@@ -161,6 +161,7 @@ def _described(command: Command) -> str:
 
 def _roff(text: str) -> str:
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    escaped = "".join(letter if letter.isascii() else f"\\[u{ord(letter):04X}]" for letter in escaped)
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 
 
