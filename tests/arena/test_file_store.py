@@ -56,7 +56,7 @@ def test_the_same_bytes_are_kept_once(store):
     ],
 )
 def test_nothing_but_a_digest_is_a_name(store, name):
-    for call in (store.get, store.has, store.delete):
+    for call in (store.get, store.has, store.retire, store.restore, store.purge):
         with pytest.raises(SpecError):
             call(name)
 
@@ -74,7 +74,9 @@ def test_more_than_the_cap_is_neither_taken_nor_given(store):
 def test_a_missing_file_is_said_to_be_missing(store):
     with pytest.raises(FileMissing):
         store.get("0" * 64)
-    assert store.delete("0" * 64) is False
+    with pytest.raises(FileMissing):
+        store.size_bytes("0" * 64)
+    assert not store.has("0" * 64)
 
 
 def test_damage_is_noticed_and_repaired_by_putting_again(store):

@@ -82,4 +82,4 @@ class Bench:
         self.store.close()
 
     def stored(self):
-        return sorted(path.name for path in self.files.root.rglob("*") if path.is_file())
+        return sorted(one.digest for one in self.files.kept())

@@ -16,6 +16,7 @@ import harena
 from harena.api import auth
 from harena.api.answers import pages
 from harena.api.answers.boards import Boards
+from harena.api.answers.links import FilesWatch, Links
 from harena.api.answers.live import Live
 from harena.api.answers.replays import Replays
 from harena.api.auth import Sessions
@@ -32,6 +33,7 @@ from harena.api.routes import (
     environments,
     events,
     exports,
+    files,
     hooks,
     legacy,
     matches,
@@ -64,6 +66,7 @@ ROUTERS = (
     admin,
     events,
     exports,
+    files,
     legacy,
 )
 
@@ -92,6 +95,7 @@ def create_app(
     metrics = Metrics(lambda: ((kind, state.value, n) for (kind, state), n in arena.queue.counts().items()))
     arena.submissions.observers.append(metrics.evaluated)
     queries = Queries(arena.store)
+    links = Links(arena.files, arena.settings.secret_key, arena.store.clock)
     api = Api(
         arena=arena,
         loopback=loopback,
@@ -101,7 +105,9 @@ def create_app(
         sessions=Sessions(arena.settings.secret_key, arena.store.clock),
         boards=Boards(arena, queries, metrics),
         live=Live(arena, limits, metrics),
-        replays=Replays(arena.files),
+        replays=Replays(arena.files, links),
+        links=links,
+        files_watch=FilesWatch(arena.files),
         dispatch=Dispatch(arena),
         uploading=threading.Semaphore(limits.uploads_at_once),
     )

@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 
 from harena import schema
+from harena.api.answers.links import FilesWatch, Links
 from harena.api.answers.replays import Replays
 from harena.api.http.limits import RequestLimits
 from harena.api.http.metrics import Metrics
@@ -42,6 +43,8 @@ class Api:
     live: Live
     replays: Replays
     dispatch: Dispatch
+    links: Links
+    files_watch: FilesWatch
     uploading: threading.Semaphore
     """Uploads that are in memory at once."""
     listing: threading.Lock = field(default_factory=threading.Lock)

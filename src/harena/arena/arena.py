@@ -17,7 +17,6 @@ from typing import Any
 
 from harena.arena import hosting
 from harena.arena.db.environments import EnvironmentRecord
-from harena.arena.db.files import FileStore
 from harena.arena.db.jobs import QueuedJob
 from harena.arena.db.models import Access, EnvironmentKind
 from harena.arena.db.store import Store
@@ -37,6 +36,8 @@ from harena.arena.redis.boards import RankedBoards
 from harena.arena.redis.link import RedisLink
 from harena.arena.seasons.service import Seasons
 from harena.arena.settings import Settings
+from harena.arena.storage.collect import Janitor
+from harena.arena.storage.location import open_files
 from harena.arena.submissions.service import Submissions
 from harena.arena.work import handlers
 from harena.arena.work.perform import Bench
@@ -89,7 +90,7 @@ class Arena:
         self._alone = self.store.database.join()
         hosting.trust_stored(self.store)
         self.queue = self.store.jobs
-        self.files = FileStore(settings.files)
+        self.files = open_files(settings.files)
         self.hub = Hub(self.store)
         opened.callback(self.hub.close)
         self.redis = self._open_redis() if settings.redis_url else None
@@ -106,6 +107,7 @@ class Arena:
             self.store, self.queue, self.hub, self.matches, self.standings, also=[self.tournaments.advance]
         )
         self.notices = Notices(self.store, settings)
+        self.janitor = Janitor(self.store, self.files, settings.retention, leads=lambda: self.matchmaker.leads)
         self.workers = JobWorkers(
             self.store,
             self.queue,
@@ -152,6 +154,7 @@ class Arena:
                 self.redis.bell.start()
             if self.roles.matchmaker:
                 self.matchmaker.start()
+                self.janitor.start()
             self.notices.start()
         except BaseException:
             self.stop(0.0)
@@ -162,6 +165,7 @@ class Arena:
         if self._stopped:
             return
         self._stopped = True
+        self.janitor.stop()
         self.notices.stop()
         self.matchmaker.stop()
         self.workers.stop(grace_s)

@@ -113,7 +113,7 @@ def code_of(error: HarenaError) -> int | None:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from harena.arena.db.files import FileStore
+    from harena.arena.storage.location import open_files
     from harena.arena.submissions.service import Submissions
     from harena.arena.submissions.verify import Agreement, ResultVerifier
     from harena.match.run.runner import Runner
@@ -122,7 +122,7 @@ def _verify(args: argparse.Namespace) -> int:
     store = open_store(settings)
     try:
         with Runner(settings.workers) as runner:
-            files = FileStore(settings.files)
+            files = open_files(settings.files)
             submissions = Submissions(store, store.jobs, files, settings)
             verifier = ResultVerifier(store, files, submissions, runner=runner)
             found: list[Finding] = []

@@ -5,6 +5,7 @@ folder.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -30,9 +31,15 @@ examples:
   harena envs close CartPole-v1"""
 
 
+GC_EPILOG = """\
+An arena that runs does this by itself every six hours. HARENA_KEEP_DAYS and HARENA_KEEP_MATCHES say how long replays
+and logs are kept; without them nothing that a row refers to goes. Boards, finals and the replays that prove a verified
+score keep theirs. A file without references is set aside first, and deleted a day later."""
+
+
 def fill(name: str, parser: argparse.ArgumentParser) -> None:
     """Gives the command of this name its options and its action."""
-    {"envs": _fill_envs, "backup": _fill_backup, "restore": _fill_restore}[name](parser)
+    {"envs": _fill_envs, "backup": _fill_backup, "restore": _fill_restore, "gc": _fill_gc}[name](parser)
 
 
 def _fill_envs(command: argparse.ArgumentParser) -> None:
@@ -60,6 +67,14 @@ def _fill_backup(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print what was written as JSON")
     _data(command)
     _guard(command, _backup)
+
+
+def _fill_gc(command: argparse.ArgumentParser) -> None:
+    command.epilog = GC_EPILOG
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.add_argument("--dry-run", action="store_true", help="count files without references, change nothing")
+    _data(command)
+    _guard(command, _gc)
 
 
 def _fill_restore(command: argparse.ArgumentParser) -> None:
@@ -165,6 +180,32 @@ def _backup(args: argparse.Namespace) -> int:
         print_json({"file": str(args.file), **made})
         return 0
     print(safe(f"{args.file}: {made['files']} files, {made['bytes']} bytes before packing. It holds secrets."))
+    return 0
+
+
+def _gc(args: argparse.Namespace) -> int:
+    from harena.arena import audit
+    from harena.arena.storage import collect
+    from harena.arena.storage.location import open_files
+
+    settings = settings_of(args)
+    store = open_store(settings)
+    try:
+        done = collect.collect(store, open_files(settings.files), settings.retention, dry_run=args.dry_run)
+    finally:
+        store.close()
+    if not args.dry_run:
+        audit.record(settings.data, audit.command_line(), "gc")
+    if args.json:
+        print_json(dataclasses.asdict(done))
+        return 0
+    if done.forgotten:
+        print(f"forgot the replays and logs of {done.forgotten.matches} matches")
+        print(f"forgot the logs and practice replays of {done.forgotten.submissions} submissions")
+    print(f"{done.kept} files are kept ({done.kept_bytes} bytes)")
+    would = "would be " if args.dry_run else ""
+    print(f"{done.retired} {would}retired ({done.retired_bytes} bytes): deleted after a day, unless a row names them")
+    print(f"{done.purged} {would}deleted ({done.purged_bytes} bytes), {done.restored} {would}taken back")
     return 0
 
 

@@ -23,6 +23,8 @@ from msgspec import Meta
 from harena.arena.db import integrity
 from harena.arena.db.models import unseen
 from harena.arena.db.records import DefaultQuota
+from harena.arena.storage.location import Bucket, location
+from harena.arena.storage.rules import RetentionRules
 from harena.arena.submissions import evaluate
 from harena.arena.variables import MAX_VALUE, Environ
 from harena.errors import SpecError
@@ -71,6 +73,9 @@ class Settings:
     """May hold a password."""
     redis_url: str = field(default="", repr=False)
     """May hold a password."""
+    storage: Path | Bucket | None = None
+    """Where files are; None: in the data folder."""
+    retention: RetentionRules = field(default_factory=RetentionRules)
     agent_images: tuple[str, ...] = ()
     """Repositories whose images may be handed in, and are pulled: docker.io/library/python, registry.example/team/*."""
 
@@ -93,8 +98,8 @@ class Settings:
         return self.database_url.startswith("sqlite")
 
     @property
-    def files(self) -> Path:
-        return self.data / "files"
+    def files(self) -> Path | Bucket:
+        return self.storage or self.data / "files"
 
     @property
     def archive_limits(self) -> ArchiveLimits:
@@ -145,6 +150,10 @@ class Settings:
             mail_from=given.text("HARENA_MAIL_FROM") or "harena@localhost",
             celery_broker=given.text("CELERY_BROKER_URL"),
             redis_url=given.text("REDIS_URL"),
+            storage=location(environ, folder / "files"),
+            retention=RetentionRules(
+                keep_days=given.number("HARENA_KEEP_DAYS", None), keep_matches=given.number("HARENA_KEEP_MATCHES", None)
+            ),
             agent_images=tuple(name.strip() for name in given.text(AGENT_IMAGES).split(",") if name.strip()),
         )
 

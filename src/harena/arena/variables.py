@@ -30,6 +30,17 @@ VARIABLES = {
     "HARENA_WEBHOOKS": "Where webhooks may go: `hooks.example.org:443,*.example.net:443,10.0.0.0/8:8080` (nowhere)",
     "HARENA_SMTP_URL": "`smtp://user:password@host:587` or `smtps://…`: sends news by mail (none)",
     "HARENA_MAIL_FROM": "Sender of that mail (`harena@localhost`)",
+    "HARENA_STORAGE_URL": "Files: a folder, or `s3://BUCKET/PREFIX?endpoint=…` (`files` in the data folder)",
+    "AWS_ACCESS_KEY_ID": "Key of the bucket (none)",
+    "AWS_SECRET_ACCESS_KEY": "Secret of that key (none)",
+    "AWS_SESSION_TOKEN": "Session token of that key (none)",
+    "AWS_REGION": "Region of the bucket, unless its URL names one (`us-east-1`)",
+    "SUPABASE_URL": "Files in Supabase Storage, through its S3 endpoint (none)",
+    "SUPABASE_BUCKET": "Its bucket (none)",
+    "SUPABASE_SERVICE_KEY": "Its service key, where no `AWS_ACCESS_KEY_ID` is set (none)",
+    "SUPABASE_ANON_KEY": "Its anonymous key, which signs requests with the service key (none)",
+    "HARENA_KEEP_DAYS": "Days that replays and logs are kept; 0: forever (0)",
+    "HARENA_KEEP_MATCHES": "Latest matches of each environment whose replays and logs are kept; 0: all (0)",
     "CELERY_BROKER_URL": "`redis://…` or `amqp://…`: tells `harena worker --celery` of new jobs (none)",
     "REDIS_URL": "`redis://…`: replicas share board sets, notices of changes and rate limits there (none)",
     "EXECUTOR_HOST": "Address of the gRPC executor (that of `--host`)",
@@ -40,7 +51,6 @@ VARIABLES = {
 
 WITHOUT_EFFECT = {
     "CELERY_RESULT_BACKEND": "results are in the database",
-    "SUPABASE_URL": "files are in the data folder",
     "SENTRY_DSN": "errors are in the log",
     "DOCKER_HOST": "boxes are made by the local backend",
 }

@@ -93,6 +93,7 @@ PARTS = {
         "envs": "list the games that agents can play; add one to an arena",
         "backup": "write everything of an arena into one file, also while it runs",
         "restore": "make an arena's folder from a backup",
+        "gc": "forget replays and logs by the rules of retention, delete files that no row needs",
     },
     "harena.arena.cli": {
         "arena": "re-run stored results of an arena and compare them",

@@ -10,13 +10,14 @@ from typing import Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
-from harena.arena.db.files import FileStore
+from harena.api.answers.links import Links
+from harena.arena.db.files import ObjectStore
 from harena.match.replay import viewer
 from harena.match.replay.replay import Replay
 
-Format = Literal["json", "html", "compact"]
+Format = Literal["json", "html", "compact", "link"]
 KEEP_BYTES = 64 << 20
 MEDIA = ("application/json", "text/html", "application/octet-stream")
 
@@ -24,13 +25,16 @@ MEDIA = ("application/json", "text/html", "application/octet-stream")
 class Replays:
     """Cache of rendered replays. A replay never changes, but the game is re-run to show it: the latest are kept."""
 
-    def __init__(self, files: FileStore) -> None:
+    def __init__(self, files: ObjectStore, links: Links) -> None:
         self._files = files
+        self._links = links
         self._kept: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
 
     def answer(self, request: Request, digest: str, format: Format, name: str) -> Response:
+        if format == "link":
+            return RedirectResponse(self._links.make(digest, f"{name}.replay"), 307, {"Cache-Control": "no-store"})
         etag = f'"{digest[:32]}-{format}"'
         headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
         if etag in request.headers.get("if-none-match", ""):

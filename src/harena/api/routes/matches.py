@@ -81,12 +81,13 @@ def match(api: ApiOf, who: Reader, match_id: str) -> Response:
 
 @router.get(
     "/matches/{match_id}/replay",
-    responses=answers(text="As JSON, as a page, or compact.", media=replays.MEDIA),
+    responses=answers(
+        text="As JSON, as a page, compact, or (`link`) a redirect to a signed download of the compact one.",
+        media=replays.MEDIA,
+    ),
     summary="Its replay; as a page also while it runs",
 )
-def replay(
-    api: ApiOf, request: Request, who: Reader, match_id: str, format: Literal["json", "html", "compact"] = "json"
-) -> Response:
+def replay(api: ApiOf, request: Request, who: Reader, match_id: str, format: replays.Format = "json") -> Response:
     found = _find(api, who, match_id)
     if found.state is MatchState.SCHEDULED and format == "html":
         return replays.page(viewer.page(_running(api, found)).encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict
@@ -249,7 +249,7 @@ def practice_episode(
     who: Anyone,
     submission_id: str,
     episode: EpisodeNumber,
-    format: Literal["json", "html", "compact"] = "json",
+    format: replays.Format = "json",
 ) -> Response:
     found, one = _practised(api, who, submission_id, episode)
     if one["replay"] is None:
@@ -303,7 +303,7 @@ def episode(
     who: Reader,
     submission_id: str,
     episode: EpisodeNumber,
-    format: Literal["json", "html", "compact"] = "json",
+    format: replays.Format = "json",
 ) -> Response:
     found = find(api, who, submission_id)
     for one in _revealed(api, found):

@@ -197,7 +197,8 @@ class RemoteWorker:
                     return "refused"
                 return "done"
             if time.monotonic() > end or self._hurry.wait(wait_s):
-                return "lost"
+                self._tell(given, "release")
+                return "given back"
             wait_s = min(MAX_AGAIN_S, wait_s * 2)
 
     def _failed(self, doing: _Doing, error: Exception) -> str:

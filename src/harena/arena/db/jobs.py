@@ -237,6 +237,13 @@ class Queue:
             self.database.note(f"jobs:{job.kind}")
             return self.get(job.id)
 
+    def postpone(self, job: QueuedJob, reason: str, *, wait_s: float) -> QueuedJob:
+        """Queued again after a wait, for want of something that this arena needs. The attempt does not count."""
+        with self.database.begin():
+            after = {"run_at": self.database.clock() + wait_s, "reason": reason_text(reason), "worker": None}
+            self._held(job, state=JobState.QUEUED, attempts=job.attempts - 1, lease_until=None, **after)
+            return self.get(job.id)
+
     def sweep(self, *, now: float | None = None) -> Swept:
         """Takes jobs from workers whose lease is over, or was at the time given. Write what follows from it in the same
         `begin()` block."""

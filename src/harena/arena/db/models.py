@@ -306,8 +306,12 @@ def named(column: sa.ColumnElement[str], name: str) -> sa.ColumnElement[bool]:
     return (column == name) | (same & (sa.func.length(column) == len(name) + 9))
 
 
+def is_digest(value: str) -> bool:
+    return _DIGEST.fullmatch(value) is not None
+
+
 def digest_text(value: str) -> str:
-    if not isinstance(value, str) or not _DIGEST.fullmatch(value):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(value, str) or not is_digest(value):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SpecError("a digest is a sha256: 64 hexadecimal digits in lower case")
     return value
 

@@ -37,6 +37,7 @@ from harena.arena.db.results.boards import BoardRepository
 from harena.arena.db.results.draws import DrawRepository
 from harena.arena.db.results.finalists import FinalistRepository
 from harena.arena.db.results.submissions import SubmissionRepository
+from harena.arena.db.retention import RetentionRepository
 from harena.arena.db.seasons import SeasonRepository
 
 
@@ -77,6 +78,7 @@ class Store:
         self.finalists = FinalistRepository(database)
         self.notices = NoticeRepository(database, self.owners)
         self.exports = ExportRepository(database)
+        self.retention = RetentionRepository(database)
         self.jobs = Queue(database)
 
     def clock(self) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harena.arena.db.events import EventNotice
-from harena.arena.db.files import FileStore
+from harena.arena.db.files import ObjectStore
 from harena.arena.db.jobs import Queue, QueuedJob, share_of
 from harena.arena.db.ladder.matches import MatchRecord, Seated
 from harena.arena.db.models import Conflict, MatchKind, MatchState
@@ -38,7 +38,7 @@ _STATES = {MatchStatus.FINISHED: MatchState.FINISHED, MatchStatus.TIMEOUT: Match
 
 class MatchService:
     def __init__(
-        self, store: Store, queue: Queue, files: FileStore, hub: Hub, runner: Runner | None, submissions: Submissions
+        self, store: Store, queue: Queue, files: ObjectStore, hub: Hub, runner: Runner | None, submissions: Submissions
     ) -> None:
         self._store = store
         self._queue = queue

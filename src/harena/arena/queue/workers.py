@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from harena.arena.db.database import Changes, log_failure, touches
+from harena.arena.db.files import FilesUnavailable
 from harena.arena.db.jobs import LEASE_S, Queue, QueuedJob, Swept
 from harena.arena.db.models import LeaseLost, StoreError
 from harena.arena.db.store import Store
@@ -39,6 +40,8 @@ KEEP_S = 7 * 86400.0
 KEEP_JOBS = KEEP_EVENTS = 100_000
 """What is over is forgotten after a week, or when so many came after it."""
 ERROR_WAIT_S = 1.0
+AWAY_WAIT_S = 5.0
+"""A job waits so long before it asks again for a store of files that was away; that is nobody's attempt."""
 QUANTUM_S = 4.0
 """A job has so long before it may have to yield; twice as long each time that it did, so that it ends."""
 PATIENCE_S = 1.5
@@ -325,6 +328,10 @@ class JobWorkers:
                 if self._hurry or held.yields.is_set():
                     self._queue.release(job, yielded=not self._hurry)
                     self._tell(self._on_requeued, job)
+                    return
+                if isinstance(error, FilesUnavailable):
+                    _log.warning("job %s (%s) waits: %s", job.id, job.kind, error)
+                    self.follow(Swept.of([self._queue.postpone(job, str(error), wait_s=AWAY_WAIT_S)]))
                     return
                 again = may_try_again(error)
                 level = logging.WARNING if isinstance(error, HarenaError) else logging.ERROR

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from harena.arena.db.environments import EnvironmentRecord
-from harena.arena.db.files import FileMissing, FileStore
+from harena.arena.db.files import FileMissing, ObjectStore
 from harena.arena.db.jobs import Queue, QueuedJob, QueuePlace, share_of
 from harena.arena.db.models import (
     ACTIVE,
@@ -29,6 +29,7 @@ from harena.arena.db.models import (
     Event,
     NotFound,
     State,
+    StoreError,
     SubmissionKind,
     transition,
 )
@@ -106,7 +107,7 @@ class Submissions:
         self,
         store: Store,
         queue: Queue,
-        files: FileStore,
+        files: ObjectStore,
         settings: Settings,
     ) -> None:
         self._store = store
@@ -176,10 +177,12 @@ class Submissions:
                 self._store.submissions.move(made.id, Event.QUEUE)
                 queued = self._enqueue(made.id, environment, kind, share, wanted)
         except BaseException:
-            if not self._store.submissions.code_is_used(digest):
-                self._files.delete(digest)
+            # Not deleted: somebody else may hand in the same at this moment.
+            with contextlib.suppress(StoreError):
+                if not self._store.submissions.code_is_used(digest):
+                    self._files.retire(digest)
             raise
-        if not self._files.has(digest):  # somebody else handed in the same, was refused and cleaned up
+        if not self._files.has(digest):  # somebody else handed in the same and was refused
             self._files.put(data)
         return queued
 

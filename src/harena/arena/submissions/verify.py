@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from harena.arena.db.files import FileStore
+from harena.arena.db.files import ObjectStore
 from harena.arena.db.ladder.matches import MatchRecord
 from harena.arena.db.models import EnvironmentKind, MatchState, State, SubmissionKind
 from harena.arena.db.records import EvaluationRecord, SubmissionRecord
@@ -56,7 +56,7 @@ class Finding:
 
 class ResultVerifier:
     def __init__(
-        self, store: Store, files: FileStore, submissions: Submissions, *, runner: Runner | None = None
+        self, store: Store, files: ObjectStore, submissions: Submissions, *, runner: Runner | None = None
     ) -> None:
         """If there is no runner, replays can be checked but nothing can be played again."""
         self._store = store

@@ -8,15 +8,17 @@ this process would. A suspect is given to a worker that holds nothing, which the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harena.arena.db.files import FilesUnavailable
 from harena.arena.db.jobs import REMOTE, QueuedJob, Swept
 from harena.arena.db.models import JobState, LeaseLost, NotFound
 from harena.arena.queue import kinds
-from harena.arena.queue.workers import may_try_again
+from harena.arena.queue.workers import AWAY_WAIT_S, may_try_again
 from harena.arena.work import orders
 from harena.errors import HarenaError
 
@@ -81,6 +83,9 @@ class Dispatch:
                     order()
             except LeaseLost:
                 continue
+            except FilesUnavailable:
+                self._postpone(job)
+                raise
             except Exception as error:
                 self._failed(job, error)
 
@@ -106,7 +111,7 @@ class Dispatch:
             with self._store.begin():
                 self._queue.finish(job)
                 commit()
-        except LeaseLost:
+        except (LeaseLost, FilesUnavailable):  # the worker keeps its lease and sends the answer again
             raise
         except Exception as error:
             self._failed(job, error)
@@ -135,6 +140,11 @@ class Dispatch:
         if job.worker != holder or job.fence != fence or job.state is not JobState.RUNNING:
             raise lost
         return job
+
+    def _postpone(self, job: QueuedJob) -> None:
+        with contextlib.suppress(LeaseLost), self._store.begin():
+            after = self._queue.postpone(job, "the file storage is away", wait_s=AWAY_WAIT_S)
+            self._arena.workers.follow(Swept.of([after]))
 
     def _failed(self, job: QueuedJob, error: Exception) -> None:
         level = logging.WARNING if isinstance(error, HarenaError) else logging.ERROR
