@@ -92,8 +92,8 @@ def create_app(
     arena is started and stopped by the caller; `app.state.api.live.close()` ends open streams and belongs at the
     beginning of a stop."""
     limits = limits or RequestLimits()
-    metrics = Metrics(lambda: ((kind, state.value, n) for (kind, state), n in arena.queue.counts().items()))
-    arena.submissions.observers.append(metrics.evaluated)
+    metrics = Metrics()
+    metrics.watch(arena)
     queries = Queries(arena.store)
     links = Links(arena.files, arena.settings.secret_key, arena.store.clock)
     api = Api(

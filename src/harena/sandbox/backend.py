@@ -362,6 +362,15 @@ class ManyNodes(Protocol):
         ...
 
 
+@runtime_checkable
+class RecordsBoxes(Protocol):
+    """A backend that records the boxes of this machine."""
+
+    def box_owners(self) -> tuple[list[int], int]:
+        """Return the pid of each box's process owner, and the number of boxes whose owner is gone."""
+        ...
+
+
 def is_url(name: str) -> bool:
     """Whether a backend is on other machines, given by its URL."""
     return name.startswith(tuple(SCHEMES))
@@ -385,6 +394,12 @@ def cores(name: str, token: str | None) -> int:
     """Return how many processors the boxes of a backend share."""
     there = load(name, token).capabilities().cores if is_url(name) else 0
     return there or len(os.sched_getaffinity(0))
+
+
+def box_owners(name: str) -> tuple[list[int], int]:
+    """As `RecordsBoxes.box_owners`; none for a backend that records no boxes here."""
+    found = None if is_url(name) else load(name)
+    return found.box_owners() if isinstance(found, RecordsBoxes) else ([], 0)
 
 
 def cores_now(name: str, token: str | None) -> int | None:

@@ -1,11 +1,14 @@
 """Counters for Prometheus, in a registry of each app's own. The first nine have the names that existing dashboards use.
 
 Labels are closed sets: routes as they are declared, environments that the host added, states; nothing that a stranger
-chooses becomes a label.
+chooses becomes a label. Each process counts what it did itself, so sums over replicas count nothing twice; numbers that
+are read from the database (jobs, ages) are the same on every replica: take their maximum.
 """
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Callable, Iterable
 
 from prometheus_client import (
@@ -19,19 +22,26 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from harena.arena.arena import Arena
+from harena.arena.db.ladder.matches import MatchRecord
+from harena.arena.db.models import MatchState
 from harena.arena.submissions.service import Evaluated
+from harena.match.result import SeatStatus
+from harena.match.run.runner import Runner
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVALUATION_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 REQUEST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+PLATFORM = "platform"
 
 disable_created_metrics()  # a second series for each, which nobody asked for
 
-JobCounts = Callable[[], Iterable[tuple[str, str, int]]]
+Rows = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
+"""Values of labels, and the number."""
 
 
 class Metrics:
-    def __init__(self, job_counts: JobCounts | None = None) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         own = self.registry
         self.received = Counter("submissions_received", "Submissions taken in.", ["mode"], registry=own)
@@ -53,14 +63,64 @@ class Metrics:
         )
         self.limited = Counter("http_requests_limited", "Requests refused for their number.", registry=own)
         self.streams = Gauge("event_streams_open", "Open server-sent event streams.", registry=own)
-        if job_counts is not None:
-            self.registry.register(_Jobs(job_counts))
+        self.matches = Counter("harena_matches", "Matches ended, by state.", ["env_id", "state"], registry=own)
+        self.forfeits = Counter("harena_forfeits", "Seats that forfeited, by fault.", ["env_id", "fault"], registry=own)
+        self.clock_violations = Counter(
+            "harena_clock_violations", "Agents that took too long to start or to move.", ["env_id"], registry=own
+        )
+        self.platform_faults = Counter(
+            "harena_platform_faults", "Matches and evaluations that the platform gave up.", ["what"], registry=own
+        )
+        self.exceptions = Counter(
+            "harena_exceptions", "Errors logged with a traceback, by logger.", ["logger"], registry=own
+        )
+        _count_exceptions(self)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
+    # ---- what is watched ----
+
+    def watch(self, arena: Arena) -> None:
+        """Count what this process does for the arena, and show what waits in its database."""
+        arena.submissions.observers.append(self.evaluated)
+        arena.matches.observers.append(self.match_ended)
+        if arena.runner is not None:
+            self.watch_boxes(arena.runner)
+        queue = arena.queue
+        self._read(
+            "jobs",
+            "Jobs in the database, by kind and state.",
+            ["kind", "state"],
+            lambda: (((kind, state.value), number) for (kind, state), number in queue.counts().items()),
+        )
+        self._read(
+            "harena_jobs_oldest_seconds",
+            "How long the first job of a kind that is due has waited.",
+            ["kind"],
+            lambda: (((kind,), age_s) for kind, age_s in queue.oldest_s().items()),
+        )
+        self._read(
+            "harena_leads",
+            "1 where this process makes the matches.",
+            [],
+            lambda: [((), float(arena.matchmaker.leads))],
+        )
+
+    def watch_boxes(self, runner: Runner) -> None:
+        self._read(
+            "harena_boxes",
+            "Boxes of this process: busy in a match, warm for the next one; leaked ones of this machine.",
+            ["state"],
+            lambda: (((state,), number) for state, number in runner.boxes().items()),
+        )
+
+    def _read(self, name: str, text: str, labels: list[str], rows: Rows) -> None:
+        self.registry.register(_WhenAsked(name, text, labels, rows))
+
+    # ---- observers ----
+
     def evaluated(self, what: Evaluated) -> None:
-        """An observer of the arena's submissions."""
         if what.step == "started":
             self.started.inc()
         elif what.step == "ranked":
@@ -68,22 +128,59 @@ class Metrics:
             self.duration.labels(what.env_id).observe(what.wall_s)
         else:
             self.failed.labels(what.fault).inc()
+            if what.fault == PLATFORM:
+                self.platform_faults.labels("evaluation").inc()
+            elif what.fault == SeatStatus.TIMEOUT.value:
+                self.clock_violations.labels(what.env_id).inc()
+
+    def match_ended(self, match: MatchRecord) -> None:
+        self.matches.labels(match.env_id, match.state.value).inc()
+        if match.state is MatchState.VOID:
+            self.platform_faults.labels("match").inc()
+        for seat in match.seats:
+            if seat.status and seat.status != SeatStatus.OK.value:
+                self.forfeits.labels(match.env_id, seat.status).inc()
+                if seat.status == SeatStatus.TIMEOUT.value:
+                    self.clock_violations.labels(match.env_id).inc()
 
 
-class _Jobs(Collector):
-    """Read when somebody asks."""
+class _WhenAsked(Collector):
+    """A gauge that is read when somebody asks."""
 
-    def __init__(self, counts: JobCounts) -> None:
-        self._counts = counts
+    def __init__(self, name: str, text: str, labels: list[str], rows: Rows) -> None:
+        self._name, self._text, self._labels, self._rows = name, text, labels, rows
 
     def describe(self) -> list[GaugeMetricFamily]:
         return [self._family()]
 
     def collect(self) -> list[GaugeMetricFamily]:
         family = self._family()
-        for kind, state, number in self._counts():
-            family.add_metric([kind, state], number)
+        for labels, number in self._rows():
+            family.add_metric(labels, number)
         return [family]
 
     def _family(self) -> GaugeMetricFamily:
-        return GaugeMetricFamily("jobs", "Jobs in the database, by kind and state.", labels=["kind", "state"])
+        return GaugeMetricFamily(self._name, self._text, labels=self._labels)
+
+
+class _ExceptionCounter(logging.Handler):
+    """One for the process: metrics come and go with their apps."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.told: weakref.WeakSet[Metrics] = weakref.WeakSet()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[0] is not None:
+            for metrics in list(self.told):
+                metrics.exceptions.labels(record.name).inc()
+
+
+_exceptions = _ExceptionCounter()
+
+
+def _count_exceptions(metrics: Metrics) -> None:
+    _exceptions.told.add(metrics)
+    logger = logging.getLogger("harena")
+    if _exceptions not in logger.handlers:
+        logger.addHandler(_exceptions)

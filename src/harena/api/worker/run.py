@@ -77,6 +77,7 @@ def _over_http(options: WorkerOptions) -> int:
     jobs = Counter("worker_jobs", "Jobs done here.", ["kind", "outcome"], registry=metrics.registry)
     images = PullPolicy(allow=Settings.worker_images(), only_listed=True, setting=AGENT_IMAGES)
     with Runner(options.slots) as runner:
+        metrics.watch_boxes(runner)
         worker = RemoteWorker(
             options.server,
             options.token,
@@ -110,7 +111,7 @@ def _from_database(options: WorkerOptions) -> int:
     settings = dataclasses.replace(settings, workers=options.slots or settings.workers)
     arena = Arena(settings, Roles(matchmaker=False, on_call=options.celery))
     metrics = Metrics()
-    arena.submissions.observers.append(metrics.evaluated)
+    metrics.watch(arena)
     stopped = threading.Event()
 
     def stop() -> None:

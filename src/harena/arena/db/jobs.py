@@ -332,6 +332,13 @@ class Queue:
         query = _JOBS.where(jobs.c.state == JobState.DEAD).order_by(jobs.c.id.desc()).limit(limit)
         return [QueuedJob(**row) for row in self.database.rows(query)]
 
+    def oldest_s(self) -> dict[str, float]:
+        """How long the first job of each kind that is due has waited."""
+        now = self.database.clock()
+        query = sa.select(jobs.c.kind, sa.func.min(jobs.c.run_at).label("since"))
+        query = query.where(jobs.c.state == JobState.QUEUED, jobs.c.run_at <= now).group_by(jobs.c.kind)
+        return {row["kind"]: now - row["since"] for row in self.database.rows(query)}
+
     def counts(self) -> dict[tuple[str, JobState], int]:
         query = sa.select(jobs.c.kind, jobs.c.state, sa.func.count().label("n")).group_by(jobs.c.state, jobs.c.kind)
         return {(row["kind"], row["state"]): row["n"] for row in self.database.rows(query)}

@@ -40,6 +40,8 @@ class MatchService:
     def __init__(
         self, store: Store, queue: Queue, files: ObjectStore, hub: Hub, runner: Runner | None, submissions: Submissions
     ) -> None:
+        self.observers: list[Callable[[MatchRecord], object]] = []
+        """Told of each match that ends here, for counters. Must not raise."""
         self._store = store
         self._queue = queue
         self._files = files
@@ -173,7 +175,10 @@ class MatchService:
     def _finish(self, match_id: str, **end: Any) -> None:
         with self._store.begin():
             if self._store.matches.get(match_id).state is MatchState.SCHEDULED:
-                self._tell(self._store.matches.finish(match_id, **end), FINISHED)
+                ended = self._store.matches.finish(match_id, **end)
+                self._tell(ended, FINISHED)
+                for observer in self.observers:
+                    observer(ended)
 
     def _tell(self, match: MatchRecord, kind: str) -> None:
         body = {

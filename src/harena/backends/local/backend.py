@@ -58,6 +58,9 @@ class LocalBackend:
             self._bwrap  # noqa: B018  # says at once what is missing
         registry.sweep()
 
+    def box_owners(self) -> tuple[list[int], int]:
+        return registry.owners()
+
     @functools.cached_property
     def _bwrap(self) -> Path | None:
         return choose_launcher()

@@ -25,6 +25,7 @@ from harena.errors import HarenaError, SpecError
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.run import worker
 from harena.node import variables
+from harena.sandbox import backend as backends
 
 END_S = 10.0
 _log = logging.getLogger("harena.match")
@@ -195,6 +196,16 @@ class Runner:
     @property
     def workers(self) -> int:
         return len(self._workers)
+
+    def boxes(self) -> dict[str, int]:
+        """Boxes of this runner by what they do: `busy` in a match, `warm` for the next one; and `leaked` boxes of this
+        machine, whose process is gone."""
+        owners, leaked = backends.box_owners(self._place[0])
+        with self._lock:
+            busy = {one.process.pid for one in self._workers if one.handle is not None}
+            mine = {one.process.pid for one in self._workers}
+        counted = {"busy": sum(pid in busy for pid in owners), "warm": sum(pid in mine - busy for pid in owners)}
+        return counted | {"leaked": leaked}
 
     def submit(
         self,

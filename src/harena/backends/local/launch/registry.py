@@ -87,6 +87,22 @@ def sweep() -> int:
     return swept
 
 
+def owners() -> tuple[list[int], int]:
+    """The process of each recorded box that it belongs to, and how many boxes have lost theirs."""
+    living: list[int] = []
+    lost = 0
+    for path in folder().iterdir():
+        try:
+            pid, started = path.read_text().splitlines()[0].split()
+        except (OSError, ValueError, IndexError):
+            continue
+        if _started(int(pid)) == started:
+            living.append(int(pid))
+        else:
+            lost += 1
+    return living, lost
+
+
 def _started(pid: int) -> str:
     """Start time of a process, because its pid may have been reused."""
     try:
