@@ -67,6 +67,9 @@ class Numbers:
     def encode(self, text: str) -> list[int]:
         return [int(word) for word in text.split()]
 
+    def chat(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def decode(self, ids: Any) -> str:
         return " ".join(map(str, ids))
 
