@@ -49,6 +49,8 @@ __all__ = [
     "WarmPoolManager",
     "WireError",
     "WrongProcess",
+    "evaluate",
+    "league",
     "parse_requirements",
     "run_doctor",
 ]
@@ -69,6 +71,8 @@ if TYPE_CHECKING:
     from harena.errors import StartTimeout as StartTimeout
     from harena.errors import WireError as WireError
     from harena.errors import WrongProcess as WrongProcess
+    from harena.match.evaluate import evaluate as evaluate
+    from harena.match.evaluate import league as league
     from harena.sandbox.aio import AsyncProcess as AsyncProcess
     from harena.sandbox.aio import AsyncSandbox as AsyncSandbox
     from harena.sandbox.aio import AsyncSandboxPool as AsyncSandboxPool
@@ -103,6 +107,7 @@ __getattr__, __dir__ = _load_on_use(
     {
         "harena.errors": "BackendUnavailable BoxClosed BoxError BoxFileError BoxFileNotFound BoxFileTooLarge BoxLost "
         "HarenaError IsolationUnavailable QueueTimeout Retry SpecError StartTimeout WireError WrongProcess",
+        "harena.match.evaluate": "evaluate league",
         "harena.sandbox.aio": "AsyncProcess AsyncSandbox AsyncSandboxPool AsyncShell",
         "harena.sandbox.doctor": "run_doctor",
         "harena.sandbox.files": "Snapshot",

@@ -13,7 +13,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -47,15 +47,30 @@ def check_game(factory: Callable[[], Game], *, games: int = 20) -> list[str]:
     return list(checker.problems.values())
 
 
-def sample_action(game: Game, seat: int, rng: random.Random) -> Any:
-    """Random action of the seat's space; if the observation has an "action_mask", one that it allows."""
+def action_mask(game: Game, seat: int) -> list[int] | None:
+    """1 for each action that is legal for the seat now, in the order of its space: as the game says, or the
+    "action_mask" of what the seat sees, or all of them. None if actions are not numbers from a range."""
     actions, seen = game.action_space(seat), game.observation_space(seat)
-    if isinstance(actions, spaces.Discrete) and isinstance(seen, spaces.Dict) and "action_mask" in seen.spaces:
-        mask = seen.decode_all(seen.encode(game.observe(seat)))["action_mask"]
-        legal = [action for action, allowed in enumerate(mask, actions.start) if allowed]
-        if legal:
-            return rng.choice(legal)
-    return actions.sample(rng)
+    if not isinstance(actions, spaces.Discrete):
+        return None
+    own: Callable[[int], Sequence[int]] | None = getattr(game, "action_mask", None)
+    if own is not None:
+        return list(own(seat))
+    if isinstance(seen, spaces.Dict) and "action_mask" in seen.spaces:
+        return [int(bool(one)) for one in seen.decode_all(seen.encode(game.observe(seat)))["action_mask"]]
+    return [1] * actions.n
+
+
+def sample_action(game: Game, seat: int, rng: random.Random) -> Any:
+    """Random action of the seat's space, and a legal one if the game or the observation says which are."""
+    actions = game.action_space(seat)
+    mask = action_mask(game, seat)
+    legal = (
+        [action for action, allowed in enumerate(mask, cast("spaces.Discrete", actions).start) if allowed]
+        if mask
+        else []
+    )
+    return rng.choice(legal) if legal else actions.sample(rng)
 
 
 class _Checker:

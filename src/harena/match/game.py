@@ -102,6 +102,14 @@ class CanWithdraw(Protocol):
         ...
 
 
+class CanMask(Protocol):
+    """Optional method of games whose actions are numbers and not always all legal."""
+
+    def action_mask(self, seat: int) -> Sequence[int]:
+        """1 for each action that is legal for the seat now, 0 for the others, in the order of the space."""
+        ...
+
+
 def withdraw(game: Game, seats: Sequence[int]) -> bool:
     """Withdraw seats if the game supports it. Returns whether the game continues without them."""
     method: Callable[[Sequence[int]], bool] | None = getattr(game, "withdraw", None)

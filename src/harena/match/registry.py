@@ -2,7 +2,8 @@
 
 - built in, and entry points of the group "harena.games": "pong-v1"; a bare name ("pong") means its newest version
 - Gymnasium: "CartPole-v1", or "gymnasium/CartPole-v1"; PettingZoo: "pettingzoo/classic/connect_four_v3"; OpenSpiel:
-  "openspiel/kuhn_poker"
+  "openspiel/kuhn_poker", or "kuhn_poker" if nothing else has that name
+- with parameters: "go(board_size=9)"; they are part of the full id, and a config may add to them
 - "module:factory" imports that module, so it is only for who runs the command: refused unless `trust` was called with
   it or the variable HARENA_GAMES lists it (comma separated). Never call `trust` with what came over the network.
 """
@@ -56,6 +57,8 @@ MAX_ID = 200
 
 _VERSIONED = re.compile(r"(?P<name>.+)-v(?P<version>\d{1,6})", re.ASCII)
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)
+_WITH_PARAMETERS = re.compile(r"(?P<id>[^()]+)\((?P<parameters>[^()]*)\)")
+_PARAMETER = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<value>[\w.+-]+)\s*", re.ASCII)
 _Factory = Callable[..., Game]
 
 
@@ -71,9 +74,14 @@ class MissingExtra(UnknownGame):
 
 
 def resolve(game_id: str) -> str:
-    """Return the full id, with its version, of the game that `make` would create."""
+    """Return the full id, with its version and its parameters, of the game that `make` would create."""
     if not isinstance(game_id, str) or not 0 < len(game_id) <= MAX_ID:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UnknownGame(f"a game's id is a text of 1 to {MAX_ID} characters")
+    bare, parameters = split_parameters(game_id)
+    return _resolve(bare) + _shown(parameters)
+
+
+def _resolve(game_id: str) -> str:
     if game_id in BUILT_IN:
         return game_id
     if ":" in game_id:
@@ -91,15 +99,25 @@ def resolve(game_id: str) -> str:
         raise unknown(game_id, known, hint)
     gymnasium = _adapter("gymnasium")
     found = gymnasium.find(game_id)
-    if found is None:
-        raise unknown(game_id, [*known, *gymnasium.ids()])
-    return found
+    if found is not None:
+        return found
+    spiel = openspiel_ids()
+    if game_id in spiel:
+        return _adapter("openspiel").resolve(game_id)
+    raise unknown(game_id, [*known, *gymnasium.ids(), *spiel])
 
 
 def make(game_id: str, config: Mapping[str, Any] | None = None) -> Game:
     """Create a game, whose `id` is the full one. An unknown config key raises a SpecError that names the known keys."""
     full = resolve(game_id)
-    config = _plain(full, config)
+    bare, parameters = split_parameters(full)
+    game = _make(bare, {**parameters, **_plain(full, config)})
+    if parameters:
+        game.id = full
+    return game
+
+
+def _make(full: str, config: dict[str, Any]) -> Game:
     if full in BUILT_IN:
         return _build(full, cast(_Factory, _load(BUILT_IN[full])), config)
     if ":" in full:
@@ -113,9 +131,49 @@ def make(game_id: str, config: Mapping[str, Any] | None = None) -> Game:
     return _adapter("gymnasium").make(full, config)
 
 
+def split_parameters(game_id: str) -> tuple[str, dict[str, Any]]:
+    """Split "go(board_size=9)" into the id and its parameters: numbers, switches (true, false) and bare words."""
+    match = _WITH_PARAMETERS.fullmatch(game_id.strip())
+    if match is None:
+        if "(" in game_id or ")" in game_id:
+            raise UnknownGame(f"{game_id!r:.80}: parameters are written as in go(board_size=9)")
+        return game_id, {}
+    found: dict[str, Any] = {}
+    for part in filter(str.strip, match["parameters"].split(",")):
+        one = _PARAMETER.fullmatch(part)
+        if one is None or one["name"] in found:
+            raise UnknownGame(f"{game_id!r:.80}: parameters are written as in go(board_size=9)")
+        found[one["name"]] = _value(one["value"])
+    return match["id"].strip(), found
+
+
+def _value(text: str) -> bool | int | float | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _shown(parameters: Mapping[str, Any]) -> str:
+    """The parameters as a part of the full id; the same ones always give the same text."""
+    if not parameters:
+        return ""
+    words = (f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in parameters.items())
+    return f"({','.join(sorted(words))})"
+
+
+def openspiel_ids() -> list[str]:
+    """Names of OpenSpiel's games; none if it is not installed."""
+    return [] if importlib.util.find_spec("pyspiel") is None else _adapter("openspiel").names()
+
+
 def infos() -> list[GameInfo]:
-    """What is installed here: built in, by entry points, and CartPole where Gymnasium is. Any other environment of the
-    adapters works too. An entry point that fails is left out with a warning."""
+    """What is installed here: built in, by entry points, and CartPole where Gymnasium is. `others` names the rest. An
+    entry point that fails is left out with a warning."""
     found: list[GameInfo] = []
     for game_id in _own_ids():
         try:
@@ -127,6 +185,18 @@ def infos() -> list[GameInfo]:
     if importlib.util.find_spec("gymnasium") is not None:
         found.append(info("CartPole-v1"))
     return found
+
+
+def others() -> dict[str, list[str]]:
+    """Ids of the environments of other libraries that are installed here, by library. Some of them may still refuse to
+    be played: `harena validate --env ID` says why."""
+    found: dict[str, list[str]] = {}
+    if importlib.util.find_spec("gymnasium") is not None:
+        found["gymnasium"] = _adapter("gymnasium").ids()
+    if importlib.util.find_spec("pettingzoo") is not None:
+        found["pettingzoo"] = [f"pettingzoo/{name}" for name in _adapter("pettingzoo").names()]
+    found["openspiel"] = [f"openspiel/{name}" for name in openspiel_ids()]
+    return {library: ids for library, ids in found.items() if ids}
 
 
 def info(game_id: str) -> GameInfo:
@@ -147,6 +217,7 @@ def trust(game_id: str) -> None:
     only for an id that the operator of this process typed."""
     if ":" not in game_id:
         return
+    game_id, _ = split_parameters(game_id)
     if not _FACTORY.fullmatch(game_id):
         raise UnknownGame(f"{game_id!r:.80} is not of the form module:factory")
     if game_id not in variables.names(variables.GAMES):
@@ -185,7 +256,7 @@ def _build(game_id: str, factory: _Factory, config: dict[str, Any]) -> Game:
         named = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         config = checked_config(game_id, config, named)
     try:
-        game = factory(**config)
+        game = adapted(game_id, factory(**config))
         if game.id != game_id:
             game.id = game_id  # results and replays carry it, and must find the game again
         if config:
@@ -198,6 +269,21 @@ def _build(game_id: str, factory: _Factory, config: dict[str, Any]) -> Game:
             raise SpecError(f"{game_id} cannot be played with {given}: {error!r}") from error
         raise GameError(f"{game_id} could not be made: {error!r}") from error
     return game
+
+
+def adapted(game_id: str, made: Any) -> Game:
+    """Wrap an object of Gymnasium, PettingZoo or OpenSpiel as a game. Anything else is returned as it is."""
+    if hasattr(made, "to_move"):
+        return made
+    # Only a library that is loaded can have made it.
+    for package, prefix in (("gymnasium", "gymnasium"), ("pettingzoo", "pettingzoo"), ("pyspiel", "openspiel")):
+        if package in sys.modules:
+            game = _adapter(prefix).wrap(game_id, made)
+            if game is not None:
+                return game
+    raise TypeError(
+        f"a factory returns a game, or an object of Gymnasium, PettingZoo or OpenSpiel, not {type(made)!r:.80}"
+    )
 
 
 def _try_out(game: Game) -> None:

@@ -260,7 +260,7 @@ class TaskVerifier:
             return Grade(right=trial, verdict=TaskVerdict.OK if trial else TaskVerdict.WRONG)
         if not trial.is_answer:
             return ProgramJob(
-                program=trial.program, calls=trial.calls, plain=_is_plain(trial.program), fresh=trial.fresh
+                program=trial.program, calls=trial.calls, plain=is_plain_program(trial.program), fresh=trial.fresh
             )
         checked = check_program(trial.program, self.settings.forbidden)
         if isinstance(checked, TaskValidation):
@@ -298,7 +298,7 @@ def _check(source: str, forbidden: frozenset[str]) -> Checked | TaskValidation:
             return TaskValidation(
                 verdict=TaskVerdict.FUNCTION, detail=f"{functions[0][:80]} cannot be renamed: f is taken"
             )
-        return Checked(program=renamed, plain=_is_plain(renamed), hashes=may_depend_on_hashes(nodes))
+        return Checked(program=renamed, plain=is_plain_program(renamed), hashes=may_depend_on_hashes(nodes))
     except LiteralError as error:
         return TaskValidation(verdict=TaskVerdict.SYNTAX, detail=str(error))
     except RecursionError:
@@ -306,7 +306,7 @@ def _check(source: str, forbidden: frozenset[str]) -> Checked | TaskValidation:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_plain(program: str) -> bool:
+def is_plain_program(program: str) -> bool:
     try:
         return is_plain(nodes_of(literals.parse(program, max_chars=MAX_PROGRAM_CHARS)))
     except (LiteralError, RecursionError):

@@ -1,14 +1,17 @@
-"""Harena games as Gymnasium environments, to train one seat against opponents that are plain functions.
+"""Harena games as Gymnasium environments, to train one seat, with gradients, in this process.
 
-    env = GymEnv("connect_four", opponents=[my_function])
+    env = GymEnv("connect_four", opponents=["their_agent.py"])  # isolated: in a box, behind a clock
+    env = GymEnv("connect_four", opponents=[my_function])       # trusted: called in this process
 
-A step lasts until the trained seat is to move again; its reward is the sum of that seat's rewards in between. An
-illegal action ends the episode by the game's rule of forfeits, with the reason in info["illegal"]. Without opponents
-the others play at random.
+A step lasts until the trained seat is to move again; its reward is the sum of that seat's rewards in between. Where
+actions are numbers, info["action_mask"] says which are legal. An illegal action ends the episode by the game's rule of
+forfeits, with the reason in info["illegal"]; so does a fault of an isolated opponent, with info["fault"]. Without
+opponents the others play at random.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,16 +19,27 @@ from typing import Any
 from harena.errors import SpecError
 from harena.match import check, registry, spaces
 from harena.match.game import GameError, IllegalAction
+from harena.match.result import AgentCode, Clock
+from harena.sandbox.spec import Limits
 
 try:
     import gymnasium as gym
+    import numpy as np
 
     from harena.match.adapters import convert
+    from harena.match.adapters.opponents import Fault, IsolatedOpponents
 except ModuleNotFoundError as error:
     raise registry.MissingExtra("GymEnv", error.name or "gymnasium", "gym") from error
 
-Opponent = Callable[[Any], Any]
+Opponent = Callable[[Any], Any] | str | os.PathLike[str] | bytes | AgentCode
+"""A function of the observation, or an agent that plays in a box: a file, folder, zip or image:NAME."""
 _TRIES = 1000
+
+
+class _OpponentFault(Exception):
+    def __init__(self, seat: int, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.seat, self.status, self.reason = seat, status, reason
 
 
 class GymEnv(gym.Env[Any, Any]):
@@ -38,6 +52,8 @@ class GymEnv(gym.Env[Any, Any]):
         *,
         seat: int = 0,
         config: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+        limits: Limits | None = None,
         render_mode: str | None = None,
     ) -> None:
         self._game = registry.make(game_id, config)
@@ -49,7 +65,16 @@ class GymEnv(gym.Env[Any, Any]):
         if render_mode not in (None, "ansi"):
             raise SpecError(f"render_mode={render_mode!r}: None or 'ansi'")
         self._seat = seat
-        self._opponents = None if opponents is None else dict(zip(others, opponents, strict=True))
+        chosen = None if opponents is None else dict(zip(others, opponents, strict=True))
+        self._random = chosen is None
+        self._functions = {seat: one for seat, one in (chosen or {}).items() if callable(one)}
+        self._isolated = IsolatedOpponents(
+            self._game,
+            {seat: one for seat, one in (chosen or {}).items() if not callable(one)},
+            config=config or {},
+            clock=clock or Clock(match_s=86400),
+            limits=limits or Limits(),
+        )
         self.render_mode = render_mode
         self.observation_space = convert.to_gym(self._game.observation_space(seat))
         self.action_space = convert.to_gym(self._game.action_space(seat))
@@ -59,8 +84,19 @@ class GymEnv(gym.Env[Any, Any]):
         super().reset(seed=seed)
         self._game.reset(int(self.np_random.integers(2**63)))
         self._rng = random.Random(int(self.np_random.integers(2**63)))
-        self._until_our_turn()
-        return self._see(self._seat), {}
+        try:
+            self._isolated.reset(int(self.np_random.integers(2**63)))
+            self._until_our_turn()
+        except Fault as fault:
+            raise SpecError(f"an opponent cannot play: {fault.status.value}: {fault.reason}") from fault
+        return self._see(self._seat), self._info()
+
+    def close(self) -> None:
+        self._isolated.close()
+
+    def _info(self) -> dict[str, Any]:
+        mask = check.action_mask(self._game, self._seat)
+        return {} if mask is None else {"action_mask": np.array(mask, np.int8)}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self._seat not in self._game.to_move():
@@ -73,7 +109,10 @@ class GymEnv(gym.Env[Any, Any]):
             return self._ended(self._seat, str(error))
         except IllegalAction as error:
             return self._ended(error.seat, error.reason)
-        return self._see(self._seat), reward, self._seat not in self._game.to_move(), False, {}
+        except _OpponentFault as error:
+            seen, score, *ends, _ = self._ended(error.seat, "")
+            return seen, score, *ends, {"fault": f"{error.status}: {error.reason}", "seat": error.seat}
+        return self._see(self._seat), reward, self._seat not in self._game.to_move(), False, self._info()
 
     def render(self) -> Any:
         return self._game.text() if self.render_mode == "ansi" else None
@@ -99,16 +138,20 @@ class GymEnv(gym.Env[Any, Any]):
             try:
                 return float(self._game.step(actions).get(self._seat, 0.0))
             except IllegalAction as error:
-                if self._opponents is not None or error.seat == self._seat:
+                if not self._random or error.seat == self._seat:
                     raise
                 actions[error.seat] = self._choose(error.seat)
         raise GameError(f"{self._game.id}: no legal action found at random in {_TRIES} tries")
 
     def _choose(self, seat: int) -> Any:
         space = self._game.action_space(seat)
-        if self._opponents is None:
+        if self._random:
             return check.sample_action(self._game, seat, self._rng)
         try:
-            return space.decode_all(space.encode(self._opponents[seat](self._see(seat))))
+            if seat in self._isolated:
+                return self._isolated.act(seat)
+            return space.decode_all(space.encode(self._functions[seat](self._see(seat))))
+        except Fault as fault:
+            raise _OpponentFault(seat, fault.status.value, fault.reason) from fault
         except spaces.SpaceError as error:
             raise IllegalAction(seat, str(error)) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from harena.errors import SpecError
 from harena.match import registry
@@ -72,6 +72,15 @@ def make(name: str, config: Mapping[str, Any]) -> GymnasiumGame:
     except (ImportError, gym.error.Error) as error:
         raise registry.UnknownGame(f"{spec.id} cannot be made here: {error}") from error
     return GymnasiumGame(spec.id, env, limit)
+
+
+def wrap(game_id: str, env: Any) -> GymnasiumGame | None:
+    """A game of an environment that somebody else made; None if it is none."""
+    if not isinstance(env, gym.Env):
+        return None
+    found: Any = cast("gym.Env[Any, Any]", env)
+    limit = found.spec.max_episode_steps if found.spec is not None else None
+    return GymnasiumGame(game_id, found, limit or MAX_STEPS)
 
 
 class GymnasiumGame:

@@ -34,6 +34,24 @@ def resolve(name: str) -> str:
     return f"openspiel/{name}"
 
 
+def names() -> list[str]:
+    """Names of the games that this adapter can play."""
+    good: list[str] = []
+    for kind in _spiel.registered_games():
+        try:
+            _check(kind.short_name, kind)
+        except SpecError:
+            continue
+        if kind.default_loadable:
+            good.append(kind.short_name)
+    return sorted(good)
+
+
+def wrap(game_id: str, game: Any) -> OpenSpielGame | None:
+    """A game of one that somebody else loaded; None if it is none."""
+    return OpenSpielGame(game_id, game) if isinstance(game, _spiel.Game) else None
+
+
 def make(name: str, config: Mapping[str, Any]) -> OpenSpielGame:
     game_id = resolve(name)
     kind = next(kind for kind in _spiel.registered_games() if kind.short_name == name)
@@ -47,12 +65,21 @@ def make(name: str, config: Mapping[str, Any]) -> OpenSpielGame:
         raise SpecError(f"{game_id}: {error}") from error
 
 
+def _check(game_id: str, kind: Any) -> None:
+    if kind.dynamics == _spiel.GameType.Dynamics.MEAN_FIELD:
+        raise SpecError(f"{game_id}: mean field games are not supported")
+    if kind.chance_mode == _spiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
+        raise SpecError(f"{game_id}: its chance is drawn inside OpenSpiel, not from the seed")
+    if not (kind.provides_information_state_tensor or kind.provides_observation_tensor):
+        raise SpecError(f"{game_id}: it gives no tensor of what a player sees")
+
+
 class OpenSpielGame:
     """An OpenSpiel game."""
 
     def __init__(self, game_id: str, game: Any) -> None:
         kind = game.get_type()
-        self._refuse(game_id, kind)
+        _check(game_id, kind)
         self.id = game_id
         self.summary = f"OpenSpiel's {kind.long_name}"
         self.seats = int(game.num_players())
@@ -69,15 +96,6 @@ class OpenSpielGame:
         )
         self._action = spaces.Discrete(count)
         self.reset(0)
-
-    @staticmethod
-    def _refuse(game_id: str, kind: Any) -> None:
-        if kind.dynamics == _spiel.GameType.Dynamics.MEAN_FIELD:
-            raise SpecError(f"{game_id}: mean field games are not supported")
-        if kind.chance_mode == _spiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
-            raise SpecError(f"{game_id}: its chance is drawn inside OpenSpiel, not from the seed")
-        if not (kind.provides_information_state_tensor or kind.provides_observation_tensor):
-            raise SpecError(f"{game_id}: it gives no tensor of what a player sees")
 
     def observation_space(self, seat: int) -> spaces.Dict:
         return self._observation

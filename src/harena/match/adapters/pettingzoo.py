@@ -86,6 +86,19 @@ def _numbers(creator: Callable[..., Any]) -> dict[str, bool | int | float]:
     return found
 
 
+def names() -> list[str]:
+    """Names such as classic/connect_four_v3, as far as PettingZoo lists them."""
+    specs: Any = getattr(pettingzoo, "aec_registry", None) or {}
+    return sorted(name for name in (str(key).replace("-v", "_v") for key in specs) if _ID.fullmatch(name))
+
+
+def wrap(game_id: str, env: Any) -> PettingZooGame | None:
+    """A game of an environment that somebody else made; None if it is none."""
+    if isinstance(env, pettingzoo.ParallelEnv):
+        return ParallelGame(game_id, env)
+    return AECGame(game_id, env) if isinstance(env, pettingzoo.AECEnv) else None
+
+
 class PettingZooGame:
     """Base class of both forms."""
 

@@ -109,8 +109,13 @@ class Agent:
             if not callable(found):
                 continue
             if name in ("act", "agent"):
+                if "configuration" in list(parameters_of(found))[1:2]:
+                    return lambda options, act=found: (kaggle_agent(act, options), None, None)
                 return lambda options, act=found: (self.wanted(act, options), None, None)
             return lambda options, make=found: self.methods(make(**arguments_for(make, options)), options)
+        last = last_function(self.module)
+        if last is not None:  # as Kaggle finds an agent
+            return lambda options: (kaggle_agent(last, options), None, None)
         raise Unusable(
             "the file defines no `class Agent`, no `create_agent`, and no function `act` or `agent`", kind="load"
         )
@@ -157,6 +162,59 @@ class Agent:
             if callable(reset):
                 reset()
         return self.slots[number]
+
+
+class Struct(dict):
+    """A dict whose keys are attributes too, as Kaggle's agents get it."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+KAGGLE = {
+    "connect_four": {"rows": 6, "columns": 7, "inarow": 4, "episodeSteps": 1000},
+    "tictactoe": {"episodeSteps": 10},
+    "rps": {"signs": 3, "tieRewardThreshold": 20, "episodeSteps": 1000},
+}
+"""What Kaggle's configuration says of the same games."""
+
+
+def last_function(module):
+    """The last function that the module itself defines and that takes an observation, or also a configuration."""
+    for found in reversed(list(vars(module).values())):
+        if inspect.isfunction(found) and found.__module__ == module.__name__:
+            given = parameters_of(found).items()
+            required = [
+                name for name, one in given if one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD
+            ]
+            return found if len(required) == 2 or required in (["observation"], ["obs"]) else None
+    return None
+
+
+def kaggle_agent(function, options):
+    """act(observation) of an agent that was written for kaggle-environments."""
+    game = options["environment"].partition("-v")[0]
+    mark = options["player_id"] + 1
+    configuration = Struct({"actTimeout": 5, "agentTimeout": 60, **KAGGLE.get(game, {}), **options["config"]})
+    count = len(parameters_of(function))
+    asked = -1
+
+    def act(seen):
+        nonlocal asked
+        asked += 1
+        told = Struct(remainingOverageTime=60, step=asked)
+        if game in ("connect_four", "tictactoe"):
+            told.board = [mark if cell == 1 else 3 - mark if cell else 0 for cell in map(int, seen)]
+            told.mark, told.step = mark, sum(map(bool, told.board))
+        elif game == "rps":
+            told.step, told.reward = int(seen["round"]), 0
+            if told.step:
+                told.lastOpponentAction = int(seen["theirs"])
+        else:
+            told.update(seen if isinstance(seen, dict) else {"observation": seen})
+        return function(told, configuration) if count > 1 else function(told)
+
+    return act
 
 
 class Unusable(Exception):
@@ -322,9 +380,15 @@ def described(error):
         traceback.print_exception(type(error), error, trace)
         where = place_of(traceback.extract_tb(trace))
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        return text.splitlines()[-1] + where
+        return text.splitlines()[-1] + where + offer(error)
     except BaseException:
         return type(error).__name__
+
+
+def offer(error):
+    """How the host can give the agent a package that its box lacks."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    return f"; offer it with HARENA_AGENT_PACKAGES={missing.partition('.')[0]}" if missing else ""
 
 
 def place_of(frames):

@@ -54,6 +54,9 @@ def examine(data: bytes, path: str) -> dict[str, Any]:
             return found | {"kind": kind, "name": name} | method_of(names[name])
     if "*" in names:
         return found
+    functions = [line for line in names.values() if isinstance(line, ast.FunctionDef)]
+    if functions and _is_kaggle_agent(functions[-1]):
+        return found | {"kind": "function", "name": functions[-1].name}
     close = [name for name in names if name.lower() in ("agent", "act", "create_agent", "createagent", "get_action")]
     hint = f"; found {close[0]}, which is not one of these names" if close else ""
     return found | {
@@ -61,6 +64,13 @@ def examine(data: bytes, path: str) -> dict[str, Any]:
         "error": "no agent in it: define `class Agent` with a method `act(self, observation)`, "
         f"or `create_agent()`, or a function `act(observation)`{hint}",
     }
+
+
+def _is_kaggle_agent(line: ast.FunctionDef) -> bool:
+    """Whether kaggle-environments would take it: the last function, of an observation and perhaps a configuration."""
+    names = [argument.arg for argument in (*line.args.posonlyargs, *line.args.args)]
+    required = names[: len(names) - len(line.args.defaults)]
+    return len(required) == 2 or required in (["observation"], ["obs"])
 
 
 def parse(data: bytes, path: str) -> ast.Module:

@@ -6,12 +6,13 @@ imported when it runs, and a missing one is named with the line that installs it
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from harena.command import UNAVAILABLE, USAGE, Action, guarded, print_json
 from harena.errors import BackendUnavailable, HarenaError, SpecError
-from harena.terminal import safe_lines, table
+from harena.terminal import safe, safe_lines, table
 
 OK, NO, TIMEOUT, PLATFORM, INTERRUPTED = 0, 1, 124, 125, 130
 TOURNAMENTS = ("round-robin", "swiss", "elimination", "double-elimination")
@@ -109,6 +110,7 @@ def _code(error: HarenaError) -> int | None:
 
 def _fill_envs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print the list as JSON")
+    command.add_argument("--all", action="store_true", help="with --json: also those of other libraries, by id")
     _sets(command, _envs)
 
 
@@ -232,8 +234,10 @@ def _envs(args: argparse.Namespace) -> int:
     from harena.match import registry
 
     infos = registry.infos()
+    others = registry.others()
     if args.json:
-        print_json([info.as_json() for info in infos])
+        more = [{"id": one, "library": library} for library, ids in others.items() for one in ids] if args.all else []
+        print_json([*(info.as_json() for info in infos), *more])
         return OK
     rows = [
         (
@@ -248,6 +252,11 @@ def _envs(args: argparse.Namespace) -> int:
     ]
     head = ("game", "seats", "moves", "information", "action", "summary")
     print(table(head, rows, left=("game", "moves", "information", "action", "summary")))
+    for library, ids in others.items():
+        print(f"\n{library} ({len(ids)})")
+        print(
+            textwrap.fill(safe(" ".join(ids)), 118, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        )
     print(f"\n{ENVS_FOOT}")
     return OK
 

@@ -399,7 +399,7 @@ def _print_game(plan: Plan, contest: Contest, keeper: _Keeper) -> None:
 
 
 def headline(result: MatchResult) -> str:
-    after = f"after {result.steps} steps, {result.wall_s:.2f} s"
+    after = f"after {result.steps} step{'s' * (result.steps != 1)}, {result.wall_s:.2f} s"
     match result.status:
         case MatchStatus.FINISHED if len(result.seats) == 1:
             return f"score {result.scores[0]:g} {after}"

@@ -54,6 +54,9 @@ class ConnectFour(BaseGame):
     def observe(self, seat: int) -> bytes:
         return bytes(self._boards[seat])
 
+    def action_mask(self, seat: int) -> list[int]:
+        return [int(height < ROWS) for height in self._heights]
+
     def step(self, actions: Mapping[int, Any]) -> Mapping[int, float]:
         seat = self._seat
         column: int = actions[seat]

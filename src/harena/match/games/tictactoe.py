@@ -44,6 +44,9 @@ class TicTacToe(BaseGame):
     def observe(self, seat: int) -> bytes:
         return bytes(self._boards[seat])
 
+    def action_mask(self, seat: int) -> list[int]:
+        return [int(not cell) for cell in self._boards[seat]]
+
     def step(self, actions: Mapping[int, Any]) -> Mapping[int, float]:
         seat = self._steps & 1
         cell: int = actions[seat]

@@ -22,6 +22,7 @@ from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
 from harena.match.replay import format as fmt
 from harena.match.replay import json_export as replay_json
 from harena.match.replay.format import ReplayError as ReplayError
+from harena.match.replay.trajectories import Trajectory, trajectories
 
 FINISHED = "finished"
 OK = "ok"
@@ -216,6 +217,13 @@ class Replay:
                     cpu_us=cpu_us,
                     done=number == self.steps,
                 )
+        except _Divergence as divergence:
+            raise ReplayError(f"the replay does not fit {self.environment}: {divergence}") from None
+
+    def arrays(self) -> list[Trajectory]:
+        """The trajectory of each seat as numpy arrays, for training. Runs the game again."""
+        try:
+            return trajectories((game, actions, rewards) for _, game, actions, rewards, _ in self._run())
         except _Divergence as divergence:
             raise ReplayError(f"the replay does not fit {self.environment}: {divergence}") from None
 

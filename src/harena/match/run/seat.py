@@ -38,6 +38,8 @@ SUSPICIOUS_NS = 2_000_000
 """A process that is waited for longer than this without using CPU time sleeps, or lets others work for it."""
 MAX_ANSWER = 16 << 20
 MAX_LINE = 1 << 20
+NOT_FOUND = 127
+"""Exit code of a command that could not be started."""
 NOT_TOLD = frozenset({"entry", "shown", "command", "seeds", "stays"})
 """Fields of the start message that commands do not get."""
 _KINDS = {status.value: status for status in (SeatStatus.LOAD, SeatStatus.CRASH, SeatStatus.ILLEGAL, SeatStatus.MEMORY)}
@@ -351,7 +353,16 @@ class Seat:
         return self._talk.turn(wait_s, cpu_ns)
 
     def _late(self, cpu_ns: int | None, what: str, used_ns: int, waited_s: float, *, by_match: bool) -> Fault:
+        if self._is_command and not by_match:
+            return Fault(
+                SeatStatus.TIMEOUT, f"no line arrived within {waited_s:.2g} s; does the agent flush its output?"
+            )
         if cpu_ns is None:
+            if self._is_command:
+                clock_s = self.place.clock.start_s
+                return Fault(
+                    SeatStatus.TIMEOUT, f"no line arrived within {clock_s:g} s; does the agent flush its output?"
+                )
             return Fault(SeatStatus.TIMEOUT, f"{what} took longer than {self.place.clock.start_s:g} s")
         if by_match:
             raise MatchTimeout
@@ -427,6 +438,8 @@ class Seat:
             return Fault(SeatStatus.CRASH, f"it needed more than {self.limits.processes} processes and threads")
         if result.signal is not None:
             return Fault(SeatStatus.CRASH, f"its process was ended by signal {result.signal}")
+        if result.exit_code == NOT_FOUND and self._is_command and not self.start_s and self.code and self.code.command:
+            return Fault(SeatStatus.LOAD, f"{printable(self.code.command[0])[:100]} could not be started")
         if result.exit_code is not None:
             return Fault(SeatStatus.CRASH, f"its process ended with exit code {result.exit_code}")
         return Fault(SeatStatus.CRASH, "it closed its connection")
