@@ -573,7 +573,7 @@ def test_validate_says_what_is_wrong(agents: dict[str, str], tmp_path: Path, cap
     assert "\033" not in shown
     assert run("validate", str(tmp_path / "none.py"), "--env", "tictactoe", "--json") == 1
     assert json.loads(capfd.readouterr().out)["valid"] is False
-    assert run("validate", agents["first"], "--env", "chess") == 2
+    assert run("validate", agents["first"], "--env", "nosuch") == 2
 
 
 def test_the_executor_says_which_port_it_took_and_ends_in_order() -> None:

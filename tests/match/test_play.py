@@ -384,10 +384,10 @@ def test_command_that_misbehaves_gets_its_status(rack: Rack, source: str, status
     assert result.winner == 1
 
 
-def test_command_that_does_not_exist_is_a_crash(rack: Rack) -> None:
+def test_command_that_does_not_exist_could_not_be_loaded(rack: Rack) -> None:
     missing = AgentCode(name="x", files={"a": b""}, entry="", command=("no-such-program",))
     result = play(MatchSpec(environment="connect_four", agents=(missing, code(RANDOM)), clock=CLOCK), rack=rack)
-    assert result.seats[0].status is SeatStatus.CRASH
+    assert result.seats[0].status is SeatStatus.LOAD
     assert "could not be started" in result.seats[0].log
 
 

@@ -74,6 +74,9 @@ PARTS = {
     "harena.serve.cli": {
         "serve": "serve boxes of this machine to clients elsewhere",
     },
+    "harena.adapters.mcp_cli": {
+        "mcp": "serve boxes to language models over the Model Context Protocol",
+    },
     "harena.operator.cli": {
         "operator": "look after warm pools of pods on Kubernetes",
     },

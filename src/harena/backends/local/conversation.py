@@ -199,6 +199,10 @@ class LocalConversation:
     def turn(self, wait_s: float, cpu_ns: int | None) -> Turn:
         return take_turn(self, wait_s, cpu_ns)
 
+    def send_descriptor(self, packet: bytes, descriptor: int) -> None:
+        """Send a packet with a copy of a descriptor, such as memory to share. Only where the box is on this machine."""
+        socket.send_fds(self._sock, [packet], [descriptor])
+
     def become_stream(self, packet: bytes) -> None:
         ours, theirs = socket.socketpair()
         with theirs:

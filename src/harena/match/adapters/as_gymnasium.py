@@ -110,8 +110,8 @@ class GymEnv(gym.Env[Any, Any]):
         except IllegalAction as error:
             return self._ended(error.seat, error.reason)
         except _OpponentFault as error:
-            seen, score, *ends, _ = self._ended(error.seat, "")
-            return seen, score, *ends, {"fault": f"{error.status}: {error.reason}", "seat": error.seat}
+            seen, score, *_ = self._ended(error.seat, "")
+            return seen, score, True, False, {"fault": f"{error.status}: {error.reason}", "seat": error.seat}
         return self._see(self._seat), reward, self._seat not in self._game.to_move(), False, self._info()
 
     def render(self) -> Any:

@@ -42,7 +42,8 @@ def trajectories(moments: Iterable[tuple[Game, Mapping[int, Any], Mapping[int, f
     for number, (game, actions, rewards) in enumerate(moments):
         seats = range(game.seats)
         if number == 0:
-            seen, acted, got, when = ([[] for _ in seats] for _ in range(4))
+            seen, acted = [[] for _ in seats], [[] for _ in seats]
+            got, when = [[] for _ in seats], [[] for _ in seats]
         for seat, action in actions.items():
             seen[seat].append(now[seat])
             acted[seat].append(action)
