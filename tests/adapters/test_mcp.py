@@ -17,6 +17,9 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from harena import SpecError
+from harena.adapters.mcp_boxes import McpOptions
+
 pytestmark = pytest.mark.anyio
 COMMAND = [sys.executable, "-m", "harena", "mcp"]
 ANN, BOB, EVE = "a" * 30, "b" * 30, "e" * 30
@@ -103,6 +106,14 @@ async def test_only_allowed_tools_and_images_are_offered():
         assert {tool.name for tool in (await client.list_tools()).tools} == {"run_code", "new_box"}
         assert "is not allowed" in await refusal(client, "new_box", image="debian:12")
         assert (await client.call_tool("run_command", {"command": "true"})).is_error
+
+
+@pytest.mark.parametrize("image", ["python.attacker.example/x:3.1", "python:80/x", f"python@sha256:{'0' * 64}"])
+def test_a_pattern_allows_no_other_registry_and_no_digest(image):
+    options = McpOptions(images=("python:3.*", "python*:3.1"))
+    with pytest.raises(SpecError, match="is not allowed"):
+        options.spec(image)
+    assert options.spec("python:3.12").image == "python:3.12"
 
 
 async def test_clients_over_http_cannot_reach_the_boxes_of_others(port):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import fnmatch
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 from harena.errors import SpecError
+from harena.node.rules import image_matches
 from harena.sandbox.aio import AsyncSandbox
 from harena.sandbox.network import Network
 from harena.sandbox.spec import KB, Clocks, Limits, Result, Spec
@@ -37,14 +37,14 @@ class McpOptions:
     workspace_mb: int = 256
     output_bytes: int = 64 * KB
     images: tuple[str, ...] = ()
-    """Patterns of images that clients may choose."""
+    """Patterns of images that clients may choose. A star does not stand for a slash."""
     network: tuple[str, ...] = ()
     """What boxes may reach, such as "packages.example:443"."""
     packages: tuple[str, ...] = ()
     """Installed packages that boxes may import."""
 
     def spec(self, image: str | None) -> Spec:
-        if image is not None and not any(fnmatch.fnmatchcase(image, pattern) for pattern in self.images):
+        if image is not None and not any(image_matches(image, pattern) for pattern in self.images):
             raise SpecError(f"image {image!r:.80} is not allowed here; allowed: {', '.join(self.images) or 'none'}")
         return Spec(
             image=image,

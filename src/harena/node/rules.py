@@ -87,7 +87,7 @@ class Rules:
         for name in spec.packages:
             if name not in self.packages and "*" not in self.packages:
                 raise SpecError(f"packages {name!r}: the server does not offer it (--allow-package)")
-        if spec.image is not None and not any(_matches(spec.image, one) for one in self.images):
+        if spec.image is not None and not any(image_matches(spec.image, one) for one in self.images):
             raise SpecError(f"image {spec.image[:200]!r}: the server does not allow it (--allow-image)")
         if spec.network is not None:
             self.check_network(spec.network)
@@ -208,7 +208,7 @@ def _covers(allowed: Rule, asked: Rule) -> bool:
     return allowed.matches_name(asked.name)
 
 
-def _matches(image: str, pattern: str) -> bool:
+def image_matches(image: str, pattern: str) -> bool:
     """Compare part by part: in "python:80/x" the first part is a registry, which "python:*" does not name."""
     if "@" in image and "@" not in pattern:  # a digest counts instead of the tag, so every tag must be allowed
         folder, slash, name = image.partition("@")[0].rpartition("/")
