@@ -465,7 +465,8 @@ def test_a_platform_fault_leaves_an_earlier_score_alone(bench, hasty, monkeypatc
 
 def test_code_that_is_missing_is_the_platforms_fault(idle, hasty):
     made = idle.send(AGENT)
-    idle.files.delete(made.digest)
+    idle.files.retire(made.digest)
+    idle.files.purge(made.digest)
     idle.work()
     done = idle.until(made)
     assert (done.state, idle.store.quotas.used("ann")) == (State.FAILED, (0, 0))

@@ -198,7 +198,7 @@ print((peak() - base) / wanted.total)
 def test_the_estimate_is_near_what_a_process_takes() -> None:
     pytest.importorskip("torch")
     found = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)
-    assert 0.8 < float(found.stdout) < 1.25
+    assert 0.65 < float(found.stdout) < 1.5
 
 
 # ---- a model that read too little ----

@@ -153,7 +153,7 @@ def test_what_ends_badly_is_counted_by_its_fault():
     metrics = Metrics()
     seats = tuple(Seated(score=0.0, status=status) for status in ("ok", "timeout", "crash"))
     for state in (MatchState.FINISHED, MatchState.VOID):
-        metrics.match_ended(SimpleNamespace(env_id="pong", state=state, seats=seats if state == "finished" else ()))
+        metrics.match_ended(SimpleNamespace(state=state, seats=seats if state == "finished" else ()), "pong")
     metrics.evaluated(Evaluated(step="failed", env_id="pong", kind=SubmissionKind.VERIFIED, fault="platform"))
     metrics.evaluated(Evaluated(step="failed", env_id="pong", kind=SubmissionKind.VERIFIED, fault="timeout"))
     try:

@@ -27,6 +27,7 @@ WITHOUT_JSON = {
     "worker": "a server; --json-logs",
     "serve": "a server",
     "executor": "a server",
+    "mcp": "a server",
     "operator run": "a server",
     "gradio": "a server",
     "export": "--format json",
@@ -37,8 +38,10 @@ WITHOUT_JSON = {
     "replay json": "prints JSON",
     "operator crds": "writes YAML files",
     "operator lay-out": "writes files",
+    "azr export": "writes JSON lines",
     "azr pretrain": "writes a model",
     "azr report": "writes a page",
+    "azr study": "writes a report",
     "completion": "prints a script",
     "man": "prints a page",
 }

@@ -48,6 +48,8 @@ NAMES = [
     "WarmPoolManager",
     "WireError",
     "WrongProcess",
+    "evaluate",
+    "league",
     "parse_requirements",
     "run_doctor",
 ]

@@ -73,6 +73,7 @@ def _fill_gc(command: argparse.ArgumentParser) -> None:
     command.epilog = GC_EPILOG
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.add_argument("--dry-run", action="store_true", help="count files without references, change nothing")
+    command.add_argument("--json", action="store_true", help="print what was done as JSON")
     _data(command)
     _guard(command, _gc)
 

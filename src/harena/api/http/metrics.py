@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from harena.arena.arena import Arena
 from harena.arena.db.ladder.matches import MatchRecord
-from harena.arena.db.models import MatchState
+from harena.arena.db.models import PRIVATE_LABEL, MatchState
 from harena.arena.submissions.service import Evaluated
 from harena.match.result import SeatStatus
 from harena.match.run.runner import Runner
@@ -84,7 +84,7 @@ class Metrics:
     def watch(self, arena: Arena) -> None:
         """Count what this process does for the arena, and show what waits in its database."""
         arena.submissions.observers.append(self.evaluated)
-        arena.matches.observers.append(self.match_ended)
+        arena.matches.observers.append(lambda match: self.match_ended(match, _label(arena, match.env_id)))
         if arena.runner is not None:
             self.watch_boxes(arena.runner)
         queue = arena.queue
@@ -133,15 +133,21 @@ class Metrics:
             elif what.fault == SeatStatus.TIMEOUT.value:
                 self.clock_violations.labels(what.env_id).inc()
 
-    def match_ended(self, match: MatchRecord) -> None:
-        self.matches.labels(match.env_id, match.state.value).inc()
+    def match_ended(self, match: MatchRecord, env_id: str) -> None:
+        """`env_id` is the name of its environment in counters."""
+        self.matches.labels(env_id, match.state.value).inc()
         if match.state is MatchState.VOID:
             self.platform_faults.labels("match").inc()
         for seat in match.seats:
             if seat.status and seat.status != SeatStatus.OK.value:
-                self.forfeits.labels(match.env_id, seat.status).inc()
+                self.forfeits.labels(env_id, seat.status).inc()
                 if seat.status == SeatStatus.TIMEOUT.value:
-                    self.clock_violations.labels(match.env_id).inc()
+                    self.clock_violations.labels(env_id).inc()
+
+
+def _label(arena: Arena, env_id: str) -> str:
+    """The name in counters, which more people read than those who may know of a private environment."""
+    return PRIVATE_LABEL if env_id in arena.store.guests.private() else env_id
 
 
 class _WhenAsked(Collector):
