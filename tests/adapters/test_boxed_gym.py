@@ -12,6 +12,7 @@ from harena import Limits, SpecError
 from harena.adapters import gym as boxed_gym
 from harena.adapters.gym import BoxedEnvError, boxed
 
+pytestmark = pytest.mark.thorough
 SPACES = """
 import gymnasium as gym, numpy as np
 class Env(gym.Env):

@@ -31,7 +31,7 @@ IMPOSSIBLE = {
 WAITS = ("test_exec_timeout_kills_process", "test_exec_timeout_kills_child_processes")
 """They sleep for several seconds each."""
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
 @pytest.fixture

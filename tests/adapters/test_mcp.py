@@ -20,7 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 from harena import SpecError
 from harena.adapters.mcp_boxes import McpOptions
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 COMMAND = [sys.executable, "-m", "harena", "mcp"]
 ANN, BOB, EVE = "a" * 30, "b" * 30, "e" * 30
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.thorough
 TESTS = """
 import os, pathlib, pytest
 

@@ -13,6 +13,8 @@ from smolagents.utils import AgentError
 from harena import Limits
 from harena.adapters.smolagents import HarenaExecutor
 
+pytestmark = pytest.mark.thorough
+
 
 class Scripted(Model):
     def __init__(self, *steps: str) -> None:

@@ -95,6 +95,7 @@ def test_the_last_fenced_block_is_the_program():
     assert code_of("a = 1") == "a = 1"
 
 
+@pytest.mark.thorough
 def test_trl_takes_it_as_a_reward(reward):
     trl_utils = pytest.importorskip(
         "trl.trainer.grpo_trainer", reason="TRL is not installed: pip install 'harena[trl]'"

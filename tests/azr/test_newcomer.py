@@ -102,6 +102,7 @@ def settings(**changes: Any) -> config.TrainConfig:
     return config.read(None, **{"iterations": 1, "evaluate_every": 0, **small, **changes})
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_measures_nothing_twice_and_tells_the_first_accuracy(tmp_path: Path) -> None:
     first, second, third = MeasuredEngine(), MeasuredEngine(), MeasuredEngine()
     begun = run.train(tmp_path / "run", settings(evaluate_tasks=1), lambda _: first)
@@ -195,6 +196,7 @@ print((peak() - base) / wanted.total)
 """
 
 
+@pytest.mark.thorough
 def test_the_estimate_is_near_what_a_process_takes() -> None:
     pytest.importorskip("torch")
     found = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)
@@ -204,6 +206,7 @@ def test_the_estimate_is_near_what_a_process_takes() -> None:
 # ---- a model that read too little ----
 
 
+@pytest.mark.thorough
 def test_pretraining_says_how_much_it_will_read_and_training_warns_of_too_little(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

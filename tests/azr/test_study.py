@@ -45,6 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.thorough
 def test_a_study_runs_every_cell_once_and_goes_on_where_it_was(
     tmp_path: Path, model: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

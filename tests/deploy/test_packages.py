@@ -50,6 +50,7 @@ def test_the_version_is_the_same_everywhere():
     assert {"cff-version", "message", "title", "authors"} <= set(cited)
 
 
+@pytest.mark.thorough
 def test_the_release_workflow_is_valid_and_its_linter_finds_nothing():
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(WORKFLOW)]
     subprocess.run(command, check=True, capture_output=True)

@@ -24,6 +24,7 @@ from harena.sessions.errors import NotFound
 from harena.testing.boxserver import BoxServer, box_server
 from support.leaks import settle
 
+pytestmark = pytest.mark.thorough
 HOUR = 3600
 SOURCE = r"""
 #define _GNU_SOURCE

@@ -21,7 +21,7 @@ from harena.testing.contract.conftest import processes_with
 from support.leaks import settle
 from support.lines import Line
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.thorough]
 
 SLOW = ("tbf", "rate", "2mbit", "burst", "4kb", "limit", "64kb")
 """A frame of 250 kB takes a second, and a full queue a quarter of one."""

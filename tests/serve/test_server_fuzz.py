@@ -47,7 +47,7 @@ EVENTS = [
     {"number": 3, "event": "error", "error": ERROR},
 ]
 BATCH = [{"event": "result", "index": 0, "verdict": "ok"}, {"event": "end"}, {"event": "error", "error": FILE_ERROR}]
-FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def mutated(data: st.DataObject, value: Any) -> Any:
