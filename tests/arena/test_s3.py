@@ -24,6 +24,7 @@ from harena.arena.storage.rules import RetentionRules
 from harena.arena.submissions.intake import Upload
 
 pytestmark = pytest.mark.services
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +138,12 @@ def test_a_store_that_is_killed_and_comes_back_loses_no_submission(bucket, tmp_p
         with pytest.raises(FilesUnavailable, match="cannot be reached"):
             send(100)
         form = {"file": ("agent.py", LEAN.encode() + b"# over http", "text/x-python")}
-        refused = httpx.post(f"{site.url}/api/submit/", files=form, data={"env_id": ENV})
+        refused = httpx.post(f"{site.url}/api/submit/", files=form, data={"env_id": ENV}, timeout=PATIENCE_S)
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
         assert refused.json()["detail"] == "the file storage cannot be reached now"
         assert "127.0.0.1" not in refused.text
-        health = httpx.get(f"{site.url}/health").json()
+        health = httpx.get(f"{site.url}/health", timeout=PATIENCE_S).json()
         assert (health["status"], health["problems"]) == ("degraded", ["the file storage cannot be reached now"])
         jobs = [one.job_id for one in waiting]
         Site.wait(lambda: any("file storage" in arena.queue.get(job_id).reason for job_id in jobs), 60)
@@ -156,7 +157,7 @@ def test_a_store_that_is_killed_and_comes_back_loses_no_submission(bucket, tmp_p
             )
             assert (found.state, found.reason) == (State.RANKED, "")
             assert arena.files.get(found.digest)
-        assert Site.wait(lambda: httpx.get(f"{site.url}/health").json()["status"] == "healthy")
+        assert Site.wait(lambda: httpx.get(f"{site.url}/health", timeout=PATIENCE_S).json()["status"] == "healthy")
         site.submit(LEAN + "# after", algorithm="after")
 
 

@@ -74,7 +74,7 @@ HARMS: list[Callable[[World, str], bool]] = [delete_pod, kill_operator, evict_po
 
 # Python itself drops a socket whose peer resets it between connect and handshake, and says so when it is collected.
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*SSLSocket:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("number", [10, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("number", [pytest.param(count, marks=pytest.mark.soak) for count in (10, 100)])
 def test_every_session_ends_in_one_true_state_whatever_is_killed(world: World, number: int) -> None:
     pool = world.pool(f"harmed-{number}", 3, idleSeconds=2)
     done: list[Callable[[World, str], bool]] = []

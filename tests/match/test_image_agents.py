@@ -181,9 +181,9 @@ READY = """read init; echo '{"ready": true}'; read reset; read act\n"""
 @pytest.mark.parametrize(
     ("script", "status", "reason"),
     [
-        ("sleep 1000", "timeout", "start-up took longer"),
-        (READY + "sleep 1000", "timeout", "a move took"),
-        (READY + "while :; do :; done", "timeout", "a move took"),
+        ("sleep 1000", "timeout", "no line arrived within"),
+        (READY + "sleep 1000", "timeout", "no line arrived within"),
+        (READY + "while :; do :; done", "timeout", "no line arrived within"),
         ("while :; do echo x; done", "protocol", "not JSON"),
         ("cat /dev/zero", "protocol", "a line of more than"),
         ("while :; do echo flood of words on the log >&2; done", "output", "it printed more than"),
@@ -236,7 +236,7 @@ def test_what_the_config_says_harms_the_image_alone(images: ImageAgents, lines: 
     [
         ("exit 0", "crash", "exit code 0"),
         ("echo not json", "protocol", "not JSON"),
-        ("sleep 1000", "timeout", "start-up"),
+        ("sleep 1000", "timeout", "no line arrived within"),
         (SHELL_AGENT.partition("\n")[2], "ok", ""),
     ],
 )
