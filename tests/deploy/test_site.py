@@ -90,4 +90,4 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     pages = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*.html")}
     assert {f"reference/{name}.html" for name in ("cli", "settings", "api", "rest")} <= pages
     assert "SandboxPool" in (tmp_path / "site/reference/api.html").read_text()
-    assert "/v1/leaderboard" in (tmp_path / "site/reference/rest.html").read_text()
+    assert "/v1/boards" in (tmp_path / "site/reference/rest.html").read_text()

@@ -322,7 +322,11 @@ LAYERS = (
         by="privilege.mount_flags",
     ),
     layer("read-only /proc of an interpreter", job(r"\? MS_RDONLY : 0", "? 0 : 0"), by="files.landlock"),
-    layer("an init that hears no signal", job(r"sigfillset\(&all\);", "sigemptyset(&all);"), by="processes.own"),
+    layer(
+        "an init that hears no signal",
+        job(r"memset\(&all, 0xff, sizeof all\);", "sigemptyset(&all);"),
+        by="processes.own",
+    ),
     layer(
         "a session of its own",
         job(r": setsid\(\) < 0\)", ": 0)"),
