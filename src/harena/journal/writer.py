@@ -71,6 +71,8 @@ class _Room:
         self.most, self.used = most, used
         self.failure = ""
         """Why the last write failed; empty if it did not."""
+        self.disk_full = False
+        """Whether it failed for want of space."""
         self._lock = threading.Lock()
 
     def take(self, count: int) -> None:
@@ -271,7 +273,7 @@ class Journal:
     def _failure(self, error: OSError, consequence: str, retry: Retry) -> JournalError:
         why = error.strerror or "the write failed"
         for room in self._rooms:
-            room.failure = why
+            room.failure, room.disk_full = why, error.errno in FULL
         return JournalError(f"journal {self.name}: cannot be written: {why}; {consequence}", retry=retry)
 
     def _check_room(self) -> None:
@@ -375,10 +377,10 @@ class JournalFolder:
     @property
     def failure(self) -> str:
         """Why the last write of a journal failed; empty if it did not, or if there is space again."""
-        if self._room.failure:
+        if self._room.failure and self._room.disk_full:
             with contextlib.suppress(OSError):
                 disk = os.statvfs(self.folder)
-                if disk.f_bavail * disk.f_frsize > SPACE and self._room.failure in map(os.strerror, FULL):
+                if disk.f_bavail * disk.f_frsize > SPACE:
                     self._room.failure = ""
         return self._room.failure
 
