@@ -1,4 +1,4 @@
-"""Evaluation of agents in a few lines: who is better, with an interval; a league of many; tables as data frames.
+"""Evaluate agents in a few lines: compare two with an interval, play a league, show tables as data frames.
 
     print(evaluate("a.py", "b.py", env="connect_four", games=200))
     league(["a.py", "b.py", "c.py"], env="pong", games=20).to_frame()

@@ -38,7 +38,7 @@ OptionalName = Annotated[str | None, Query(max_length=MAX_NAME)]
 Limit = Annotated[int, Query(ge=1, le=200)]
 Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET)]
 MAX_MINE = 100
-"""Of one's own, which are described in full."""
+"""Maximum number of the caller's own submissions, which are described in full."""
 EpisodeNumber = Annotated[int, Path(ge=0, le=1_000_000)]
 
 

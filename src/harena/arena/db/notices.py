@@ -30,7 +30,7 @@ from harena.arena.db.models import (
 )
 
 MAX_HOOKS = 10
-"""Of one owner."""
+"""Maximum number of webhooks and mail addresses of one owner."""
 KEPT_CHANGES = 1000
 """Changes of rank of an environment that are kept."""
 KEPT_S = 30 * 86400.0

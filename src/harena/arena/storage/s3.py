@@ -34,7 +34,7 @@ from harena.arena.storage.location import Bucket
 CONNECT_S = 3.0
 READ_S = 20.0
 ATTEMPTS = 4
-"""Of one request, with waits that double; a server that is away is noticed within a few seconds."""
+"""Tries of one request, with waits that double: a server that is away is noticed within a few seconds."""
 CONNECTIONS = 32
 CACHE_BYTES = 64 << 20
 CACHED_BYTES = 2 << 20
