@@ -47,7 +47,7 @@ def main() -> dict[str, Any]:
                 one.verdict.value for one in pool.map(["1/0", "while True: pass"], limits=Limits(wall_s=1))
             ]
             seen |= use_one_box(url)
-            boxes = {box.node: box for box in (Sandbox(url) for _ in range(2))}
+            boxes = a_box_on_each_of(2, url)
             lost, kept = boxes[other.node_id], boxes[cluster.head_node.node_id]
             seen |= kill_amid_a_batch(pool, lambda: cluster.remove_node(other, allow_graceful=False), lost, kept)
             cluster.add_node(**NODE)
@@ -73,6 +73,20 @@ def use_one_box(url: str) -> dict[str, Any]:
                 "stream": (process.stdout.read() if process.stdout else b"").decode(),
                 "fork": fork.node == box.node and len(fork.read("large")),
             }
+
+
+def a_box_on_each_of(count: int, url: str) -> dict[str, Sandbox]:
+    """Create boxes until each of `count` nodes has one: which node is chosen depends on its load at that moment."""
+    boxes: dict[str, Sandbox] = {}
+
+    def create() -> bool:
+        box = Sandbox(url)
+        if boxes.setdefault(box.node, box) is not box:
+            box.close()
+        return len(boxes) == count
+
+    until(create)
+    return boxes
 
 
 def kill_amid_a_batch(pool: SandboxPool, kill: Any, lost: Sandbox, kept: Sandbox) -> dict[str, Any]:

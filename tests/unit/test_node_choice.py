@@ -75,8 +75,19 @@ def test_failed_node_is_tried_again_ever_later_but_within_a_bound(node: NodeHeal
         assert node.failures == before.failures + 1
         assert NOW + choice.FIRST_RETRY_S / 2 <= node.retry_at <= NOW + choice.LAST_RETRY_S
         assert not node.healthy
-    node = choice.answered(node, cores=4, others=0, leaving=False)
+    node = choice.answered(node, cores=4, total=0, ours_before=0, leaving=False)
     assert node.healthy
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "total", "others"), [(3, 1, 3, 0), (1, 3, 1, 0), (1, 1, 4, 3), (2, 0, 3, 1)]
+)
+def test_boxes_that_came_or_went_while_a_node_was_asked_are_ours(
+    before: int, after: int, total: int, others: int
+) -> None:
+    node = NodeHealth(name="node", boxes=after)
+    node = choice.answered(node, cores=1, total=total, ours_before=before, leaving=False)
+    assert node.others == others
 
 
 def test_refusing_node_is_asked_after_the_others() -> None:

@@ -61,7 +61,10 @@ def failed(node: NodeHealth, *, now: float, rng: Random) -> NodeHealth:
     return replace(node, failures=node.failures + 1, retry_at=now + wait_s * rng.uniform(0.5, 1.0))
 
 
-def answered(node: NodeHealth, *, cores: int, others: int, leaving: bool) -> NodeHealth:
+def answered(node: NodeHealth, *, cores: int, total: int, ours_before: int, leaving: bool) -> NodeHealth:
+    """The node said how many boxes it has. `ours_before` of them were ours when it was asked: those that came or went
+    since then are counted as ours too."""
+    others = max(0, total - max(ours_before, node.boxes))
     return replace(node, failures=0, retry_at=0.0, cores=cores, others=others, leaving=leaving)
 
 

@@ -67,11 +67,15 @@ class ClusterNode:
         connection = self.connect()
         if self.capabilities is None:
             self.capabilities = client.capabilities(connection)
+        before = self.health.boxes
         found = client.load(connection)
         with self.lock:
-            others = max(0, found.boxes - self.health.boxes)
             self.health = choice.answered(
-                self.health, cores=found.cores, others=others, leaving=self.removed or found.stopping
+                self.health,
+                cores=found.cores,
+                total=found.boxes,
+                ours_before=before,
+                leaving=self.removed or found.stopping,
             )
         self.asked_once = True
         self.let_go()
