@@ -26,7 +26,7 @@ def own_boxes() -> list[str]:
     return [box["id"] for box in live_boxes() if box["owner"] == os.getpid()]
 
 
-def eventually(claim: Callable[[], bool], within_s: float = 5) -> bool:
+def eventually(claim: Callable[[], bool], within_s: float = 60) -> bool:
     end = time.monotonic() + within_s
     while not claim() and time.monotonic() < end:
         time.sleep(0.01)

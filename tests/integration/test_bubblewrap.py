@@ -168,7 +168,7 @@ def test_a_live_process(box: Sandbox) -> None:
         cat.write(b"hello\n")
         assert cat.stdout.read(timeout_s=5) == b"hello\n"
         cat.send_signal(signal.SIGTERM)
-        result = cat.wait(5)
+        result = cat.wait(60)
     assert result.stdout.endswith(b"got it\n")
     assert result.exit_code == 3
 
@@ -180,7 +180,7 @@ def test_a_terminal(box: Sandbox) -> None:
             seen += shell.stdout.read(timeout_s=5)
         shell.resize(31, 101)
         shell.write(b"\n")
-        seen += shell.wait(5).stdout
+        seen += shell.wait(60).stdout
     assert b"/dev/pts/" in seen
     assert b"31 101" in seen
 

@@ -304,7 +304,7 @@ def test_boxes_of_all_connections_count(small: BoxServer) -> None:
         assert "value" in second.create()
         assert second.create()["error"]["retry"] == "safe"
         assert first.create(rootfs="/")["error"]["kind"] == "SpecError"
-    assert settle(lambda: serves_four(small), True, within_s=20)
+    assert settle(lambda: serves_four(small), True, within_s=60)
 
 
 def serves_four(server: BoxServer) -> bool:

@@ -129,7 +129,7 @@ def test_client_that_dies_leaves_nothing(server: BoxServer) -> None:
     client.kill()
     client.wait()
     client.stdout.close()
-    assert settle(lambda: processes_with(mark), [], within_s=20) == []
+    assert settle(lambda: processes_with(mark), [], within_s=60) == []
 
 
 def test_box_that_is_dropped_ends(server: BoxServer) -> None:
@@ -139,7 +139,7 @@ def test_box_that_is_dropped_ends(server: BoxServer) -> None:
     assert settle(lambda: bool(processes_with(mark)), True)
     del box, process
     gc.collect()
-    assert settle(lambda: processes_with(mark), [], within_s=20) == []
+    assert settle(lambda: processes_with(mark), [], within_s=60) == []
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_server_that_ends_is_a_lost_box(own_server: BoxServer, how: signal.Signa
     thread.join(30)
     assert [type(error) for error in errors] == [BoxLost]
     own_server.process.wait(30)
-    assert settle(lambda: processes_with(mark), [], within_s=20) == []
+    assert settle(lambda: processes_with(mark), [], within_s=60) == []
     assert not box.alive
     with pytest.raises(BoxLost):
         box.exec(["true"])

@@ -16,7 +16,7 @@ from harena.backends.local.launch import cgroups, registry
 T = TypeVar("T")
 
 
-def settle(look: Callable[[], T], wanted: T, within_s: float = 5.0) -> T:
+def settle(look: Callable[[], T], wanted: T, within_s: float = 60.0) -> T:
     """Looks until it sees what is wanted, or the time is over; what it saw last."""
     end = time.monotonic() + within_s
     while (seen := look()) != wanted and time.monotonic() < end:
@@ -33,7 +33,7 @@ def descriptors() -> list[str]:
     return sorted(found)
 
 
-def leaked(before: list[str], within_s: float = 5.0) -> list[str]:
+def leaked(before: list[str], within_s: float = 60.0) -> list[str]:
     """What is open now and was not before, also after a moment; shows what leaked and not only how much."""
 
     def look() -> list[str]:

@@ -33,7 +33,7 @@ def result(verdict: Verdict, *, exit_code: int | None = None, signal: int | None
     return Result(verdict=verdict, exit_code=exit_code, signal=signal, stdout=b"", stderr=b"", usage=usage)
 
 
-def eventually(claim: Callable[[], bool], within_s: float = 5) -> bool:
+def eventually(claim: Callable[[], bool], within_s: float = 60) -> bool:
     end = time.monotonic() + within_s
     while not claim() and time.monotonic() < end:
         time.sleep(0.01)
@@ -279,7 +279,7 @@ class Terminal:
         if self.pid == 0:
             os.execv(sys.executable, [*COMMAND, *words])
 
-    def until(self, text: bytes, within_s: float = 15) -> None:
+    def until(self, text: bytes, within_s: float = 60) -> None:
         end, start = time.monotonic() + within_s, len(self.shown)
         while text not in self.shown[start:]:
             assert time.monotonic() < end, self.shown
