@@ -51,6 +51,8 @@ class Problem:
     detail: str
     hint: str
     request_id: str
+    trace_id: str
+    """Finds everything that followed from the request in logs and traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

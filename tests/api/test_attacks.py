@@ -10,7 +10,7 @@ from harena.api.http.middleware import PAGE_CSP
 from support.served import ENV, LADDER, bearer, ranked, upload
 
 XSS = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
-SHAPE = {"code", "detail", "hint", "request_id"}
+SHAPE = {"code", "detail", "hint", "request_id", "trace_id"}
 
 
 # ---- other sites ----

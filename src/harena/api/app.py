@@ -50,7 +50,7 @@ from harena.arena.work.dispatch import Dispatch
 
 DESCRIPTION = (
     "Submissions, verified leaderboards and rating ladders for agents in boxes. Reading needs no key unless the host "
-    "says so. Send a key as `Authorization: Bearer hrn_…`. Every refusal is {code, detail, hint, request_id}."
+    "says so. Send a key as `Authorization: Bearer hrn_…`. Every refusal is {code, detail, hint, request_id, trace_id}."
 )
 # Boards first: routes are tried in order, and boards are asked for most.
 ROUTERS = (

@@ -7,13 +7,16 @@ import logging
 import time
 from typing import Any
 
+from harena import trace
 from harena.arena.variables import Environ
 from harena.errors import SpecError
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    """What the record carries besides its words: ids of requests, jobs, matches."""
-    return {name: value for name, value in vars(record).items() if name not in _USUAL}
+    """What the record carries besides its words: ids of requests, jobs, matches, and of the trace."""
+    found = {name: value for name, value in vars(record).items() if name not in _USUAL}
+    place = trace.current()
+    return found | {"trace_id": place.trace_id} if place else found
 
 
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime"}

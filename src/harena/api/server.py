@@ -28,6 +28,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from harena import telemetry
 from harena.api import grpc_door
 from harena.api.app import create_app
 from harena.api.http import protocol
@@ -102,6 +103,7 @@ def up(options: ServerOptions) -> int:
             )
     settings = Settings.from_env(options.data, anonymous_submit=anonymous)
     with contextlib.ExitStack() as stack:
+        stack.callback(telemetry.start("up"))
         web = stack.enter_context(_listening(options.host, options.port, "--port"))
         page = None
         if options.ui_port is not None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harena import telemetry
 from harena.errors import SpecError
 
 MAX_VALUE = 4096
@@ -45,13 +46,13 @@ VARIABLES = {
     "REDIS_URL": "`redis://…`: replicas share board sets, notices of changes and rate limits there (none)",
     "EXECUTOR_HOST": "Address of the gRPC executor (that of `--host`)",
     "EXECUTOR_PORT": "Port of the gRPC executor, unless `--grpc-port` names one (50051)",
+    **telemetry.VARIABLES,
     "LOG_LEVEL": "`DEBUG`, `INFO`, `WARNING` or `ERROR` (`WARNING`; `INFO` with `--json-logs`)",
 }
 """What each one does, and in brackets what holds without it."""
 
 WITHOUT_EFFECT = {
     "CELERY_RESULT_BACKEND": "results are in the database",
-    "SENTRY_DSN": "errors are in the log",
     "DOCKER_HOST": "boxes are made by the local backend",
 }
 """Variables that people set for such a service and this one does not use, and what it does instead."""

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from harena import errors as base
-from harena import schema
+from harena import schema, trace
 from harena.arena.db import files, models
 from harena.arena.db.integrity import FULL
 from harena.arena.submissions import intake
@@ -106,8 +106,15 @@ def answer_of(error: BaseException) -> ErrorAnswer:
 
 
 def body(code: str, detail: str, hint: str, request_id: str) -> bytes:
+    place = trace.current()
     return msgspec.json.encode(
-        schema.Problem(code=code, detail=_clean(detail), hint=_clean(hint), request_id=request_id)
+        schema.Problem(
+            code=code,
+            detail=_clean(detail),
+            hint=_clean(hint),
+            request_id=request_id,
+            trace_id=place.trace_id if place else "",
+        )
     )
 
 
@@ -134,8 +141,8 @@ def response(error: Exception, request_id: str) -> Response:
         LOG.error("request %s failed: %s", request_id, detail)
     elif not answer.told:
         # The trace of a database that is away tells its host nothing.
-        trace = None if isinstance(error, models.StoreError) else error
-        LOG.error("request %s failed: %s", request_id, detail, exc_info=trace)
+        shown = None if isinstance(error, models.StoreError) else error
+        LOG.error("request %s failed: %s", request_id, detail, exc_info=shown)
         detail = FAILED
     return _response(answer.status, body(answer.code, detail, answer.hint, request_id), answer.headers)
 

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from harena import trace
 from harena.access import Buckets, Rate
 from harena.api.http import errors
 from harena.api.http.errors import ApiError
@@ -134,6 +135,13 @@ class Gate:
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(scope, send)
+        with trace.span("request", parent=trace.parse(exchange.header(b"traceparent"))) as span:
+            try:
+                await self._answer(scope, receive, exchange)
+            finally:
+                self._record(scope, exchange, span)
+
+    async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         try:
             await self._admit(scope, exchange)
             if exchange.method not in SAFE:
@@ -151,8 +159,6 @@ class Gate:
                 exchange.failed = True
                 raise
             await errors.response(error, exchange.request_id)(scope, receive, exchange.send)
-        finally:
-            self._record(scope, exchange)
 
     async def _admit(self, scope: Scope, exchange: _Exchange) -> None:
         headers, unsafe = exchange.headers, exchange.method not in SAFE
@@ -216,10 +222,16 @@ class Gate:
             raise body.too_large()
         return body.receive
 
-    def _record(self, scope: Scope, exchange: _Exchange) -> None:
+    def _record(self, scope: Scope, exchange: _Exchange, span: trace.Span) -> None:
         took_s = time.perf_counter() - exchange.began
         route = getattr(scope.get("route"), "path", "other")
         method = exchange.method if exchange.method in _METHODS else "OTHER"
+        span.name = f"{method} {route}"
+        span.note(request_id=exchange.request_id)
+        span.attributes |= {"http.request.method": method, "http.route": route}
+        span.attributes["http.response.status_code"] = exchange.status
+        if exchange.status >= 500:
+            span.error = f"status {exchange.status}"
         self.metrics.requests.labels(method, route, exchange.status).inc()
         self.metrics.request_duration.labels(route).observe(took_s)
         host = scope["state"].get("host")
@@ -283,7 +295,7 @@ class _Exchange:
         self.began = time.perf_counter()
         self.method: str = scope["method"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = self.headers.get(b"x-request-id", b"").decode("latin-1")
+        given = self.header(b"x-request-id")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         self.status = 0
         self.failed = False
@@ -291,6 +303,9 @@ class _Exchange:
         self._send = send
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"] = self.request_id
+
+    def header(self, name: bytes) -> str:
+        return self.headers.get(name, b"").decode("latin-1")
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -105,7 +105,9 @@ def place(api: ApiOf, who: WorkerKey) -> Response:
 
 @router.post(
     "/claim",
-    responses=answers(text="A job: {job_id, fence, kind, lease_s, order}. 204: nothing to do now.", media=[MSGPACK]),
+    responses=answers(
+        text="A job: {job_id, fence, kind, lease_s, order, trace}. 204: nothing to do now.", media=[MSGPACK]
+    ),
     summary="The next job, as msgpack; waits for one if asked to",
 )
 async def claim(api: ApiOf, request: Request, who: WorkerKey, body: ClaimOrder) -> Response:
@@ -137,6 +139,7 @@ async def _hand_over(api: Api, request: Request, holder: str, given: Given) -> R
         await run_in_threadpool(api.dispatch.release, holder, job.id, job.fence)
         return Response(status_code=204)
     told = {"job_id": job.id, "fence": job.fence, "kind": job.kind, "lease_s": LEASE_S, "order": given.order}
+    told["trace"] = job.trace
     return Response(msgspec.msgpack.encode(told), 200, {}, MSGPACK)
 
 

@@ -18,6 +18,7 @@ import httpx
 import msgspec
 
 import harena
+from harena import trace
 from harena.arena.queue.workers import may_try_again
 from harena.arena.work import orders
 from harena.arena.work.perform import Bench, perform
@@ -46,6 +47,8 @@ class GivenJob(msgspec.Struct, frozen=True):
     kind: str
     lease_s: float
     order: bytes
+    trace: str = ""
+    """The traceparent of what it follows from."""
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +167,14 @@ class RemoteWorker:
         doing = _Doing(given)
         with self._lock:
             self._doing.add(doing)
-        what = {"job": given.job_id, "kind": given.kind}
+        what: dict[str, int | str] = {"job": given.job_id, "kind": given.kind}
+        with trace.span(f"job {given.kind}", parent=trace.parse(given.trace), worker=self._name, **what) as span:
+            how = self._do_traced(doing, what)
+            span.note(outcome=how)
+        self._done(given.kind, how)
+
+    def _do_traced(self, doing: _Doing, what: dict[str, int | str]) -> str:
+        given = doing.given
         _log.info("job %s (%s) started", given.job_id, given.kind, extra=what)
         try:
             order = orders.decode_order(given.order)
@@ -178,7 +188,7 @@ class RemoteWorker:
             with self._lock:
                 self._doing.discard(doing)
         _log.info("job %s (%s) %s", given.job_id, given.kind, how, extra=what)
-        self._done(given.kind, how)
+        return how
 
     def _send(self, given: GivenJob, answer: bytes) -> str:
         """Hand over what was done; a server that is away for a moment gets it later, until the lease is over."""
@@ -246,7 +256,8 @@ class RemoteWorker:
 
     def _post(self, given: GivenJob, what: str, **more: Any) -> httpx.Response:
         query = {"name": self._name, "fence": given.fence}
-        return self._http.post(f"/v1/worker/jobs/{given.job_id}/{what}", params=query, **more)
+        headers = {"traceparent": trace.traceparent() or given.trace}
+        return self._http.post(f"/v1/worker/jobs/{given.job_id}/{what}", params=query, headers=headers, **more)
 
 
 def _checked(answer: httpx.Response) -> httpx.Response:

@@ -24,6 +24,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from prometheus_client import Counter, start_http_server
 
+from harena import telemetry
 from harena.api.http.metrics import Metrics
 from harena.api.logs import set_up_logs
 from harena.api.worker import celery_bell
@@ -58,7 +59,11 @@ def work(options: WorkerOptions) -> int:
     set_up_logs(json_logs=options.json_logs)
     if options.server and options.celery:
         raise SpecError("--celery works on the database: leave out --server")
-    return _over_http(options) if options.server else _from_database(options)
+    end_telemetry = telemetry.start("worker")
+    try:
+        return _over_http(options) if options.server else _from_database(options)
+    finally:
+        end_telemetry()
 
 
 def worker_name(chosen: str) -> str:

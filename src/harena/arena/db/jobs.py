@@ -28,6 +28,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from harena import trace
 from harena.arena.db.database import Database, columns
 from harena.arena.db.models import JobState, LeaseLost, NotFound, jobs, name_text, reason_text
 
@@ -80,6 +81,8 @@ class QueuedJob:
     """The environment that its worker needs; empty: none, or not known."""
     deaths: int
     """Workers that were lost while they had it."""
+    trace: str
+    """The traceparent of the request that it follows from; empty: of none."""
     run_at: float
     lease_until: float | None
     created_at: float
@@ -531,6 +534,7 @@ def _new(
         "max_attempts": max_attempts,
         "fence": 0,
         "reason": "",
+        "trace": trace.traceparent(),
         "run_at": now + delay_s,
         "created_at": now,
     }

@@ -107,12 +107,22 @@ def _no_notices(connection: sa.Connection) -> None:
         table.drop(connection)
 
 
+def _traced_jobs(connection: sa.Connection) -> None:
+    """Version 7: jobs know the request that they follow from."""
+    _add_columns(connection, [models.jobs.c.trace])
+
+
+def _untraced_jobs(connection: sa.Connection) -> None:
+    _drop_columns(connection, "jobs", ["trace"])
+
+
 STEPS: dict[int, Migration] = {
     2: Migration(up=_second_secrets),
     3: Migration(up=_fair_turns),
     4: Migration(up=_jobs_of_many_processes, down=_jobs_of_one_process),
     5: Migration(up=_teams_and_guests, down=_no_teams_and_guests),
     6: Migration(up=_notices, down=_no_notices),
+    7: Migration(up=_traced_jobs, down=_untraced_jobs),
 }
 """By the version that a step leads to; each starts from the one before. A new database is made as `models` says."""
 

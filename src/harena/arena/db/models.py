@@ -31,7 +31,7 @@ from sqlalchemy import exc
 
 from harena.errors import HarenaError, SpecError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 MAX_NAME = 200
 """Owners, algorithms, environments, file names: longer ones are refused."""
@@ -801,6 +801,7 @@ jobs = sa.Table(
     sa.Column("place", _Name, nullable=False, server_default=""),  # the only process that may claim it; empty: any
     sa.Column("env_id", _Name, nullable=False, server_default=""),  # the environment that its worker must have
     sa.Column("deaths", sa.Integer, nullable=False, server_default="0"),  # workers that it was lost with
+    sa.Column("trace", sa.String(55), nullable=False, server_default=""),  # the traceparent of what it follows from
     _time("run_at"),
     _time("lease_until", nullable=True),
     _time("created_at"),

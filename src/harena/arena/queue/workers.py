@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from harena import trace
 from harena.arena.db.database import Changes, log_failure, touches
 from harena.arena.db.files import FilesUnavailable
 from harena.arena.db.jobs import LEASE_S, Queue, QueuedJob, Swept
@@ -305,8 +306,13 @@ class JobWorkers:
         return next((kind for kind in lane.kinds if kind in self._suspects), "") if idle else ""
 
     def _do(self, held: _HeldJob) -> None:
-        job, started = held.job, time.monotonic()
+        job = held.job
         what = {"job": job.id, "kind": job.kind, "attempt": job.attempts}
+        with trace.span(f"job {job.kind}", parent=trace.parse(job.trace), **what) as span:
+            self._do_traced(held, span, what)
+
+    def _do_traced(self, held: _HeldJob, span: trace.Span, what: dict[str, int | str]) -> None:
+        job, started = held.job, time.monotonic()
         _log.info("job %s (%s) started", job.id, job.kind, extra=what)
         try:
             commit = self._handlers[job.kind](job, lambda: held.lost.is_set() or held.yields.is_set() or self._hurry)
@@ -317,6 +323,7 @@ class JobWorkers:
         except LeaseLost:
             _log.info("job %s (%s) was cancelled or taken over", job.id, job.kind, extra=what)
         except Exception as error:
+            span.error = type(error).__name__
             self._failed(held, error)
 
     def _failed(self, held: _HeldJob, error: Exception) -> None:

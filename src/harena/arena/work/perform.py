@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from harena import trace
 from harena.arena.queue.workers import TryAgain
 from harena.arena.submissions import evaluate, script
 from harena.arena.submissions.evaluate import EvaluationRun, EvaluationStatus
@@ -61,7 +62,10 @@ def perform(order: Order, bench: Bench, cancelled: Cancelled, on_frame: OnFrame 
         case EntryOrder():
             return _enter(order, bench, cancelled)
         case ScriptOrder():
-            return PlayedScript(run=script.run(order.code, order.environment, lease=bench.lease, cancelled=cancelled))
+            with trace.span("box script") as span:
+                run = script.run(order.code, order.environment, lease=bench.lease, cancelled=cancelled)
+                span.note(cpu_s=run.cpu_s, wall_s=run.wall_s, peak_mb=run.peak_mb)
+            return PlayedScript(run=run)
         case MatchOrder():
             _have(bench, *order.spec.agents)
             handle = bench.runner.submit(order.spec, on_frame)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any, Protocol, cast
 
+from harena import telemetry, trace
 from harena.errors import BackendUnavailable
 
 try:
@@ -205,9 +206,9 @@ class _Guard(grpc.ServerInterceptor):
             log.exception("a caller could not be checked")
             return _refusing(CallRefused(grpc.StatusCode.UNAVAILABLE, "callers cannot be checked now; try again"))
         handler = continuation(handler_call_details)
-        return handler and self._named(handler, method, caller)
+        return handler and self._named(handler, method, caller, trace.parse(given.get("traceparent", "")))
 
-    def _named(self, handler: Any, method: str, caller: str) -> Any:
+    def _named(self, handler: Any, method: str, caller: str, parent: trace.SpanPlace | None) -> Any:
         def begin(context: grpc.ServicerContext) -> None:
             try:
                 self._door.charge(method, caller, context.peer())
@@ -217,8 +218,9 @@ class _Guard(grpc.ServerInterceptor):
 
         def whole(behaviour: Any) -> Any:
             def call(request: Any, context: grpc.ServicerContext) -> Any:
-                begin(context)
-                return behaviour(request, context)
+                with trace.span(method, parent=parent):
+                    begin(context)
+                    return behaviour(request, context)
 
             return call
 
@@ -277,6 +279,7 @@ def serve(settings: ServerConfig) -> None:
     logging.basicConfig(
         level=settings.executor.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    end_telemetry = telemetry.start("executor")
     asked, hurry = threading.Event(), threading.Event()
 
     def on_signal(number: int, frame: object) -> None:
@@ -297,6 +300,7 @@ def serve(settings: ServerConfig) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        end_telemetry()
 
 
 def _wait(asked: threading.Event) -> None:

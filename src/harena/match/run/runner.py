@@ -15,12 +15,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
 
+from harena import trace
 from harena.errors import HarenaError, SpecError
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.run import worker
@@ -46,6 +48,9 @@ class Handle:
         self.spec = spec
         self.seeds = seeds
         self.on_event = on_event
+        self.trace = trace.current()
+        """What the match follows from."""
+        self.began_ns = 0
         self._cancel = cancel
         self._ended = threading.Event()
         self._results: list[MatchResult] = []
@@ -89,6 +94,8 @@ class Handle:
             _log.exception("match %s: its listener failed and hears no more", self.spec.match_id or self.id)
 
     def finish(self, results: list[MatchResult], error: HarenaError | None = None) -> None:
+        if self.trace is not None and self.began_ns:
+            _record(self.trace, self.spec, self.began_ns, results, error)
         with self._lock:
             self._results, self._error = results, error
             self._ended.set()
@@ -98,6 +105,38 @@ class Handle:
 
     def finish_without(self, status: MatchStatus, error: str, cause: VoidCause | None = None) -> None:
         self.finish(without_result(self.spec, self.seeds, status, error, cause))
+
+
+def _record(
+    parent: trace.SpanPlace, spec: MatchSpec, began_ns: int, results: list[MatchResult], error: HarenaError | None
+) -> None:
+    """Report a match that has ended, and its boxes."""
+    ended_ns = time.time_ns()
+    void = next((str(one.cause.value) for one in results if one.cause), "")
+    match = trace.record(
+        f"match {spec.environment}",
+        parent=parent,
+        began_ns=began_ns,
+        ended_ns=ended_ns,
+        error=type(error).__name__ if error else void,
+        match_id=spec.match_id,
+        games=len(results),
+        status=results[0].status.value if results else None,
+        steps=sum(one.steps for one in results),
+    )
+    for seat in range(len(spec.agents)):
+        played = [one.seats[seat] for one in results if seat < len(one.seats)]
+        trace.record(
+            f"box {seat}",
+            parent=match,
+            began_ns=began_ns,
+            ended_ns=ended_ns,
+            agent=spec.agents[seat].name,
+            status=next((one.status.value for one in played if one.status is not SeatStatus.OK), SeatStatus.OK.value),
+            start_s=max((one.start_s for one in played), default=0.0),
+            cpu_s=sum(one.cpu_s for one in played),
+            moves=sum(one.moves for one in played),
+        )
 
 
 def without_result(
@@ -348,6 +387,7 @@ class Runner:
                 if one.handle is not None or not self._todo:
                     continue
                 handle = one.handle = self._todo.popleft()
+            handle.began_ns = time.time_ns()
             one.send(worker.MatchJob(handle.id, handle.spec, handle.seeds, handle.on_event is not None))
 
     def _dismiss_all(self) -> None:
