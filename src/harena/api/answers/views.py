@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from harena import schema
 from harena.arena.db.accounts.keys import KeyRecord
-from harena.arena.db.accounts.teams import Membership
+from harena.arena.db.accounts.teams import MembershipRecord
 from harena.arena.db.environments import EnvironmentRecord
 from harena.arena.db.events import EventNotice
 from harena.arena.db.jobs import QueuedJob, QueuePlace
@@ -354,7 +354,7 @@ def tournament(
 # The rest
 
 
-def membership(of: Membership) -> schema.Membership:
+def membership(of: MembershipRecord) -> schema.Membership:
     return fill(schema.Membership, of, joined=of.joined_at is not None)
 
 

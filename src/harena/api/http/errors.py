@@ -68,7 +68,7 @@ KNOWN: dict[type[Exception], ErrorAnswer] = {
     models.StorageFull: ErrorAnswer(507, "storage_full", "tell the host, and try again later", {"Retry-After": "300"}),
     files.FilesUnavailable: ErrorAnswer(503, "unavailable", "try again in a few seconds", {"Retry-After": "5"}),
     models.StoreError: ErrorAnswer(503, "unavailable", "try again in a few seconds", {"Retry-After": "5"}, told=False),
-    orders.BadAnswer: ErrorAnswer(422, "bad_answer", "update the worker: it must be of the server's version"),
+    orders.BadWorkerAnswer: ErrorAnswer(422, "bad_answer", "update the worker: it must be of the server's version"),
     intake.IntakeError: ErrorAnswer(422, "upload_refused", "change what the sentence names and send it again"),
     files.FileMissing: ErrorAnswer(404, "not_found", "it is no longer kept"),
     files.FileTooLarge: ErrorAnswer(413, "too_large", "send less"),

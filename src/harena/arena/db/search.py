@@ -40,7 +40,7 @@ class MatchHit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class MeetingRecord:
     """How often two agents of a ladder have met, and how it ended for `one`."""
 
     one: str
@@ -91,7 +91,7 @@ class SearchRepository:
         query = query.where(matches.c.env_id.not_in(sorted(viewer.hidden))) if viewer.hidden else query
         return [MatchHit(**row) for row in self._database.rows(query.limit(limit))]
 
-    def meetings(self, season_id: int, submission_ids: list[str]) -> list[Meeting]:
+    def meetings(self, season_id: int, submission_ids: list[str]) -> list[MeetingRecord]:
         """Finished ladder matches among these agents in a season, for each ordered pair that has met."""
         mine, other = seats.alias(), seats.alias()
         ours, theirs = matches.c.winner == mine.c.seat, matches.c.winner == other.c.seat
@@ -115,7 +115,7 @@ class SearchRepository:
             .where(mine.c.submission_id.in_(submission_ids), other.c.submission_id.in_(submission_ids))
             .group_by(mine.c.submission_id, other.c.submission_id)
         )
-        return [Meeting(**row) for row in self._database.rows(query)]
+        return [MeetingRecord(**row) for row in self._database.rows(query)]
 
 
 def _shown(viewer: Viewer) -> list[sa.ColumnElement[bool]]:

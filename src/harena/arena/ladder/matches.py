@@ -24,7 +24,7 @@ from harena.arena.queue.workers import Commit
 from harena.arena.settings import EnvironmentSettings
 from harena.arena.submissions.evaluate import EvaluationCancelled
 from harena.arena.submissions.service import Submissions, expect
-from harena.arena.work.orders import Answer, BadAnswer, MatchOrder, Order, PlayedMatch
+from harena.arena.work.orders import Answer, BadWorkerAnswer, MatchOrder, Order, PlayedMatch
 from harena.errors import SpecError
 from harena.match.replay import format as replay_format
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus
@@ -100,9 +100,9 @@ class MatchService:
         """What follows from how it was played."""
         match, result = self._store.matches.get(job.payload["match_id"]), expect(played, PlayedMatch).result
         if (result.match_id, result.environment, result.seed) != (match.id, match.env_id, match.seed):
-            raise BadAnswer("the result of another match")
+            raise BadWorkerAnswer("the result of another match")
         if len(result.seats) != len(match.seats) or (result.winner or 0) not in range(len(match.seats)):
-            raise BadAnswer("a result with other seats than the match")
+            raise BadWorkerAnswer("a result with other seats than the match")
         end = self._end(result)
         return lambda: self._finish(match.id, **end)
 

@@ -45,7 +45,7 @@ _NAME = re.compile(r"[^A-Za-z0-9._-]")
 _log = logging.getLogger("harena.arena.storage")
 
 
-class Body(Protocol):
+class ObjectBody(Protocol):
     def read(self, amt: int | None = None) -> bytes: ...
 
     def close(self) -> None: ...
@@ -100,11 +100,11 @@ class S3Store:
         for attempt in range(ATTEMPTS):
             found = self._call(lambda: self._client.get_object(**self._at(key)), digest)
             if found["ContentLength"] > max_bytes:
-                cast("Body", found["Body"]).close()
+                cast("ObjectBody", found["Body"]).close()
                 size = found["ContentLength"]
                 raise FileTooLarge(f"{digest} has {size} bytes; at most {max_bytes} were asked for")
             # botocore tries a request again, but not an answer that breaks off.
-            with contextlib.closing(cast("Body", found["Body"])) as body:
+            with contextlib.closing(cast("ObjectBody", found["Body"])) as body:
                 try:
                     return body.read(max_bytes + 1)
                 except (BotoCoreError, HTTPClientError, OSError) as error:

@@ -46,7 +46,7 @@ from harena.arena.submissions.intake import Intake, IntakeError, Upload
 from harena.arena.submissions.script import ScriptCode
 from harena.arena.work.orders import (
     Answer,
-    BadAnswer,
+    BadWorkerAnswer,
     EntryOrder,
     EvaluationOrder,
     Order,
@@ -383,7 +383,7 @@ class Submissions:
         submission = self._store.submissions.get(job.payload["submission_id"])
         settings = self._same_rules(submission, answer)
         if answer.practice is None:
-            raise BadAnswer("an evaluation without its practice")
+            raise BadWorkerAnswer("an evaluation without its practice")
         practice = self._checked(submission, answer.practice, evaluate.PRACTICE, settings.practice_episodes)
         report = self._practice_report(practice)
         log_digest = self._keep_log(practice.log)
@@ -460,7 +460,7 @@ class Submissions:
         if secret is None:
             return _nothing
         if answer.hidden is None:
-            raise BadAnswer("a final without its episodes")
+            raise BadWorkerAnswer("a final without its episodes")
         episodes = settings.final_episodes
         done = self._checked(submission, answer.hidden, evaluate.commitment(secret), episodes)
         score, low, high = _published(done)
@@ -504,7 +504,7 @@ class Submissions:
             reason = f"{RAN_AS_SCRIPT} {script.HOW[0].upper()}{script.HOW[1:]}" if untold else run.reason
             return self._fails(submission, reason, "script", log_digest, run.wall_s)
         if not abs(run.score) <= script.MAX_SCORE:
-            raise BadAnswer(f"a score of {run.score:g}")
+            raise BadWorkerAnswer(f"a score of {run.score:g}")
         used = {"cpu_s": round(run.cpu_s, 6), "wall_s": round(run.wall_s, 6), "peak_mb": round(run.peak_mb, 3)}
         metrics = {**used, "metrics": run.metrics, **({"returns": list(run.returns)} if run.returns else {})}
         outcome = EvaluationOutcome(score=run.score, episodes=len(run.returns), metrics=metrics)
@@ -554,7 +554,7 @@ class Submissions:
         try:
             return evaluate.checked(run, environment=submission.env_id, season=season, episodes=episodes)
         except SpecError as error:
-            raise BadAnswer(str(error)) from None
+            raise BadWorkerAnswer(str(error)) from None
 
     def _hidden(self, done: evaluate.EvaluationRun) -> dict[str, Any]:
         """All that is known of an evaluation on hidden seeds, for when the season has ended."""
@@ -726,7 +726,7 @@ Kind = TypeVar("Kind", PlayedEvaluation, PlayedEntry, PlayedScript, PlayedMatch)
 def expect(played: Answer, kind: type[Kind]) -> Kind:
     """The answer, if it is of the kind that its job asks for."""
     if not isinstance(played, kind):
-        raise BadAnswer(f"an answer of another kind of job: {type(played).__name__}")
+        raise BadWorkerAnswer(f"an answer of another kind of job: {type(played).__name__}")
     return played
 
 

@@ -102,7 +102,7 @@ class Dispatch:
                     self._arena.hub.frame(job.payload["match_id"], frame)
 
     def finish(self, holder: str, job_id: int, fence: int, answer: bytes) -> None:
-        """Raises LeaseLost, and BadAnswer for what is no answer to that job: then it is tried again."""
+        """Raises LeaseLost, and BadWorkerAnswer for what is no answer to that job: then it is tried again."""
         job = self._held(holder, job_id, fence)
         settle = kinds.BY_NAME[job.kind].settle
         assert settle is not None
@@ -149,7 +149,7 @@ class Dispatch:
     def _failed(self, job: QueuedJob, error: Exception) -> None:
         level = logging.WARNING if isinstance(error, HarenaError) else logging.ERROR
         _log.log(level, "job %s (%s) failed: %s", job.id, job.kind, error, exc_info=error)
-        again = may_try_again(error) or isinstance(error, orders.BadAnswer)
+        again = may_try_again(error) or isinstance(error, orders.BadWorkerAnswer)
         try:
             with self._store.begin():
                 self._arena.workers.follow(Swept.of([self._queue.fail(job, str(error), retry=again)]))

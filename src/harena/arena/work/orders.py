@@ -22,7 +22,7 @@ MAX_BYTES = 64 << 20
 MAX_TEXT = 1 << 20
 
 
-class BadAnswer(HarenaError):
+class BadWorkerAnswer(HarenaError):
     """A worker's answer is not one to its order: update the worker, or revoke its key."""
 
 
@@ -99,15 +99,15 @@ def decode_order(data: bytes) -> Order:
 
 
 def decode_answer(data: bytes) -> Answer:
-    """Raises BadAnswer for what is no answer, or has numbers that are none."""
+    """Raises BadWorkerAnswer for what is no answer, or has numbers that are none."""
     if len(data) > MAX_BYTES:
-        raise BadAnswer(f"an answer of {len(data)} bytes; at most {MAX_BYTES} are taken")
+        raise BadWorkerAnswer(f"an answer of {len(data)} bytes; at most {MAX_BYTES} are taken")
     try:
         answer = _answers.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadAnswer(f"not an answer: {error}") from None
+        raise BadWorkerAnswer(f"not an answer: {error}") from None
     if not all(map(math.isfinite, _numbers(answer))):
-        raise BadAnswer("an answer with numbers that are not finite")
+        raise BadWorkerAnswer("an answer with numbers that are not finite")
     return answer
 
 

@@ -24,7 +24,7 @@ MAX_TEAMS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
+class MembershipRecord:
     team: str
     owner: str
     captain: bool
@@ -44,11 +44,11 @@ class TeamRepository:
         """Names of the teams that the owner is a member of."""
         return [one.team for one in self.memberships(owner) if one.joined_at is not None]
 
-    def memberships(self, owner: str) -> list[Membership]:
+    def memberships(self, owner: str) -> list[MembershipRecord]:
         """Teams of the owner, and invitations."""
         return self._where(_MEMBER.c.name == owner)
 
-    def members(self, team: str) -> list[Membership]:
+    def members(self, team: str) -> list[MembershipRecord]:
         """Those who were invited are among them. Raises NotFound when there is no such team."""
         found = self._where(_TEAM.c.name == team)
         if not found:
@@ -73,7 +73,7 @@ class TeamRepository:
 
     # ---- writing ----
 
-    def create(self, team: str, captain: str) -> Membership:
+    def create(self, team: str, captain: str) -> MembershipRecord:
         """Raises Conflict when an owner has that name."""
         if has_mark(team) or team != team.strip():
             raise SpecError("a team's name has no spaces around it and no mark such as #0123abcd at its end")
@@ -85,7 +85,7 @@ class TeamRepository:
             self._add(team, captain, captain=True, joined=True)
         return self._membership(team, captain)
 
-    def invite(self, team: str, owner: str, *, by: str) -> Membership:
+    def invite(self, team: str, owner: str, *, by: str) -> MembershipRecord:
         """Idempotent. Raises Conflict when the team is full or `owner` is a team."""
         with self._database.begin():
             self._check_captain(team, by)
@@ -98,7 +98,7 @@ class TeamRepository:
                 self._add(team, owner, captain=False, joined=False)
         return self._membership(team, owner)
 
-    def join(self, team: str, owner: str) -> Membership:
+    def join(self, team: str, owner: str) -> MembershipRecord:
         """Accept an invitation. Idempotent."""
         with self._database.begin() as connection:
             found = self._membership(team, owner)
@@ -123,11 +123,11 @@ class TeamRepository:
 
     # ---- parts ----
 
-    def _where(self, which: sa.ColumnElement[bool]) -> list[Membership]:
+    def _where(self, which: sa.ColumnElement[bool]) -> list[MembershipRecord]:
         rows = self._database.rows(_MEMBERS.where(which).order_by(_TEAM.c.name, members.c.created_at, _MEMBER.c.name))
-        return [Membership(**row) for row in rows]
+        return [MembershipRecord(**row) for row in rows]
 
-    def _membership(self, team: str, owner: str) -> Membership:
+    def _membership(self, team: str, owner: str) -> MembershipRecord:
         found = self._where((_TEAM.c.name == team) & (_MEMBER.c.name == owner))
         if not found:
             raise NotFound(f"no team {team!r:.80} has invited you")
@@ -152,7 +152,7 @@ class TeamRepository:
             connection.execute(members.insert().values(row | {"created_at": now, "joined_at": now if joined else None}))
 
 
-def _since(member: Membership) -> tuple[float, str]:
+def _since(member: MembershipRecord) -> tuple[float, str]:
     return member.joined_at or 0.0, member.owner
 
 
