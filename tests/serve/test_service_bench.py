@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harena.serve import bench
-from harena.serve.bench import Stage
+from harena.serve.bench import StageTimes
 
 taken = st.lists(st.floats(0, 1e6), min_size=1)
 
@@ -20,7 +20,7 @@ def test_percentiles_are_of_what_was_measured_and_in_order(found: list[float]) -
 
 @given(st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3).map(sorted), min_size=1, max_size=12))
 def test_longer_stage_never_has_the_shorter_bar(found: list[list[float]]) -> None:
-    stages = [Stage("exec", "local", *values) for values in sorted(found)]
+    stages = [StageTimes("exec", "local", *values) for values in sorted(found)]
     bars = [line.count("█") for line in bench.plot(stages).splitlines()]
     assert bars == sorted(bars)
     assert max(bars) <= bench.BAR

@@ -146,7 +146,7 @@ class _Gate:
         if scope["type"] == "http":
             header = dict(scope["headers"]).get(b"authorization")
             owner = self._tokens.owner(header)
-            if owner is None or not self._tokens.allows(owner, tokens_file.Scope.RUN):
+            if owner is None or not self._tokens.allows(owner, tokens_file.TokenScope.RUN):
                 refusal = JSONResponse({"error": "give a valid token: Authorization: Bearer TOKEN"}, status_code=401)
                 await refusal(scope, receive, send)
                 return

@@ -26,8 +26,7 @@ from harena.serve import plane, terminal
 from harena.serve.rest import create_rest
 from harena.serve.routes.context import Context, status_of
 from harena.serve.routes.records import accounted, usage_metrics
-from harena.serve.tokens import Scope as TokenScope
-from harena.serve.tokens import Tokens
+from harena.serve.tokens import Tokens, TokenScope
 from harena.sessions.errors import error_out
 from harena.sessions.pools import SessionClocks
 from harena.sessions.records import Records

@@ -41,7 +41,7 @@ class BenchServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageTimes:
     """Percentiles of one stage in the life of a box, in milliseconds."""
 
     name: str
@@ -89,7 +89,7 @@ def percentile(taken: list[float], share: float) -> float:
     return sorted(taken)[min(len(taken) - 1, int(len(taken) * share))]
 
 
-def stages(quick: bool) -> list[Stage]:
+def stages(quick: bool) -> list[StageTimes]:
     """Local and remote in turns. queue: from the end of the only box of a pool until a waiting
     lease has a new one; claim: a lease of a warm
     box; start: a new box; first byte: of a started command; exec: /bin/true; teardown: closing a box."""
@@ -109,7 +109,7 @@ def stages(quick: bool) -> list[Stage]:
                 for stage, value in one_life(backend, token, *pools[place]).items():
                     taken.setdefault((stage, place), []).append(value)
     return [
-        Stage(stage, place, statistics.median(found), percentile(found, 0.95), percentile(found, 0.99))
+        StageTimes(stage, place, statistics.median(found), percentile(found, 0.95), percentile(found, 0.99))
         for (stage, place), found in sorted(taken.items(), key=lambda item: ORDER.index(item[0][0]))
     ]
 
@@ -294,13 +294,13 @@ def docker_exec_ms(times: int) -> float | None:
     )
 
 
-def stage_table(found: list[Stage]) -> str:
+def stage_table(found: list[StageTimes]) -> str:
     lines = ["| stage | where | p50, ms | p95, ms | p99, ms |", "|---|---|---|---|---|"]
     lines += [f"| {one.name} | {one.place} | {one.p50:.2f} | {one.p95:.2f} | {one.p99:.2f} |" for one in found]
     return "\n".join(lines)
 
 
-def plot(found: list[Stage]) -> str:
+def plot(found: list[StageTimes]) -> str:
     """Bars on a logarithmic scale: to p50 (█), p95 (▒) and p99 (·)."""
     low = math.log10(max(0.001, min(one.p50 for one in found)) / 2)
     high = math.log10(max(max(one.p99 for one in found), 0.01))
@@ -316,7 +316,7 @@ def plot(found: list[Stage]) -> str:
     return "\n".join(lines)
 
 
-def measure(quick: bool, say: Callable[[str], object] = lambda _: None) -> tuple[list[Row], list[Stage]]:
+def measure(quick: bool, say: Callable[[str], object] = lambda _: None) -> tuple[list[Row], list[StageTimes]]:
     say("measuring stages …")
     found = stages(quick)
     rows: list[Row] = []

@@ -14,18 +14,18 @@ MIN_TOKEN = 20
 MAX_FILE = 1 << 20
 
 
-class Scope(enum.StrEnum):
+class TokenScope(enum.StrEnum):
     READ = "read"
     """Requests that change nothing."""
     RUN = "run"
     """Implies the others."""
 
 
-ALL = frozenset({Scope.RUN})
+ALL = frozenset({TokenScope.RUN})
 
 
 class Tokens:
-    def __init__(self, tokens: dict[str, str], scopes: dict[str, frozenset[Scope]] | None = None) -> None:
+    def __init__(self, tokens: dict[str, str], scopes: dict[str, frozenset[TokenScope]] | None = None) -> None:
         """`tokens`: the token of each name. Without any, everybody is let in: for a Unix socket with its own rights.
         `scopes`: those of names that may not do everything."""
         self._scopes = scopes or {}
@@ -45,13 +45,13 @@ class Tokens:
                 raise SpecError(f"{path}: other users may read or change it; run chmod 600 on it")
             text = file.read(MAX_FILE).decode("utf-8", "replace")
         tokens: dict[str, str] = {}
-        scopes: dict[str, frozenset[Scope]] = {}
+        scopes: dict[str, frozenset[TokenScope]] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
             if not words or words[0].startswith("#"):
                 continue
             try:
-                held = access.parse_scopes(words.pop(), Scope) if len(words) == 3 else ALL
+                held = access.parse_scopes(words.pop(), TokenScope) if len(words) == 3 else ALL
             except SpecError as error:
                 raise SpecError(f"{path}, line {number}: {error}") from None
             if len(words) != 2 or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", words[0]) or words[0] in tokens:
@@ -72,8 +72,8 @@ class Tokens:
         """How many owners there are."""
         return max(1, len(self._digests))
 
-    def allows(self, owner: str, scope: Scope) -> bool:
-        return access.allows(self._scopes.get(owner, ALL), scope, everything=Scope.RUN)
+    def allows(self, owner: str, scope: TokenScope) -> bool:
+        return access.allows(self._scopes.get(owner, ALL), scope, everything=TokenScope.RUN)
 
     def owner(self, header: bytes | None) -> str | None:
         """Return whose token an Authorization header has; None if nobody's. Takes the same time for every token."""

@@ -28,7 +28,7 @@ from harena.sessions.connections import new_connection, opened
 from harena.sessions.operations import OnOutput, OnStep, Record, call_back, with_steps
 from harena.sessions.pools import ALLOCATION_S
 from harena.sessions.steps import parse_steps
-from harena.sessions.transfers import CHUNK, DIGEST, PIECE, Download, read_body
+from harena.sessions.transfers import CHUNK, DIGEST, PIECE, FileDownload, read_body
 
 MAX_ANSWER = 300 * MB
 TIMEOUT_S = 30.0
@@ -290,7 +290,7 @@ class RemoteEngine:
     def read(self, session_id: str, path: str) -> bytes:
         """When the connection is lost, a new one continues with what is missing."""
         where = f"/v1/sessions/{_part(session_id)}/files?path={quote(path, safe='')}"
-        download, failures = Download(path, MAX_ANSWER), 0
+        download, failures = FileDownload(path, MAX_ANSWER), 0
         while not download.is_complete:
             had = len(download.data)
             try:
@@ -302,7 +302,7 @@ class RemoteEngine:
                 time.sleep(0.1 * failures)
         return download.checked()
 
-    def _receive(self, where: str, download: Download, connection: http.client.HTTPConnection) -> None:
+    def _receive(self, where: str, download: FileDownload, connection: http.client.HTTPConnection) -> None:
         """Receive what is missing of a file. Raises OSError or HTTPException if the connection is lost."""
         try:
             connection.timeout = STREAM_S

@@ -66,7 +66,7 @@ class Piece(NamedTuple):
     data: bytes
 
 
-class Upload:
+class FileUpload:
     def __init__(self, piece: Piece) -> None:
         self.path_digest = _path_digest(piece.path)  # paths can be long, and ids are remembered
         self.sha256, self.size = piece.sha256, piece.size
@@ -94,16 +94,16 @@ class Uploads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._uploads: dict[str, Upload] = {}
+        self._uploads: dict[str, FileUpload] = {}
 
-    def find(self, upload_id: str) -> Upload:
+    def find(self, upload_id: str) -> FileUpload:
         with self._lock:
             upload = self._uploads.get(upload_id)
         if upload is None:
             raise _unknown(upload_id)
         return upload
 
-    def put(self, session: Session, upload_id: str, piece: Piece) -> Upload:
+    def put(self, session: Session, upload_id: str, piece: Piece) -> FileUpload:
         """Add a piece; the last one writes the file. Raises Conflict for a gap, or for an id of another file."""
         if not re.fullmatch(SHA256, piece.sha256):
             raise SpecError(f"{DIGEST}: give the SHA-256 of the whole file in hexadecimal")
@@ -118,15 +118,15 @@ class Uploads:
                 self._add(session, upload_id, upload, piece)
         return upload
 
-    def _begin(self, session: Session, upload_id: str, piece: Piece) -> Upload:
-        now, abandoned = time.monotonic(), list[Upload]()
+    def _begin(self, session: Session, upload_id: str, piece: Piece) -> FileUpload:
+        now, abandoned = time.monotonic(), list[FileUpload]()
         with self._lock:
             upload = self._uploads.get(upload_id)
             if upload is None:
                 if piece.start:
                     raise Conflict(f"upload {upload_id}: nothing of it is here; begin at byte 0, not at {piece.start}")
                 abandoned = self._make_room(now)
-                upload = self._uploads[upload_id] = Upload(piece)
+                upload = self._uploads[upload_id] = FileUpload(piece)
             elif not upload.matches(piece):
                 raise Conflict(f"upload {upload_id}: it began with another path, size or digest")
             upload.touched_at = now
@@ -134,7 +134,7 @@ class Uploads:
             _discard(session, other)
         return upload
 
-    def _make_room(self, now: float) -> list[Upload]:
+    def _make_room(self, now: float) -> list[FileUpload]:
         """Forget uploads that were abandoned, and return them; forget the oldest ids of complete ones."""
         complete = [name for name, upload in self._uploads.items() if upload.is_complete]
         for name in complete[: max(0, len(complete) - MAX_COMPLETE + 1)]:
@@ -145,7 +145,7 @@ class Uploads:
             raise BoxError(f"a session has at most {MAX_UPLOADS} unfinished uploads at once", retry=Retry.SAFE)
         return [self._uploads.pop(name) for name in abandoned]
 
-    def _add(self, session: Session, upload_id: str, upload: Upload, piece: Piece) -> None:
+    def _add(self, session: Session, upload_id: str, upload: FileUpload, piece: Piece) -> None:
         known = upload.received - piece.start
         if upload.is_gone:
             raise _unknown(upload_id)
@@ -190,7 +190,7 @@ class Uploads:
             self._uploads.clear()
 
 
-def _discard(session: Session, upload: Upload) -> None:
+def _discard(session: Session, upload: FileUpload) -> None:
     with upload.lock:
         session.account(-len(upload.data))
         upload.data, upload.is_gone = bytearray(), True
@@ -213,7 +213,7 @@ def read_body(response: http.client.HTTPResponse, max_bytes: int) -> bytes:
     return data
 
 
-class Download:
+class FileDownload:
     """Client's side: what has come of a file. The server's headers are checked."""
 
     def __init__(self, path: str, max_bytes: int) -> None:

@@ -161,7 +161,7 @@ def path_options(
         content = {LINES: {"schema": {"$ref": f"#/components/schemas/{lines.__name__}"}}}
     if content is not None:
         success["content"] = content
-    errors = {code: {"model": models.ErrorAnswer, "description": WHY[code]} for code in sorted({*ALWAYS, *more})}
+    errors = {code: {"model": models.FailureAnswer, "description": WHY[code]} for code in sorted({*ALWAYS, *more})}
     return {
         "response_class": Response if model is None else AsciiJson,
         "operation_id": operation_id,

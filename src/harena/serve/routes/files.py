@@ -32,7 +32,7 @@ IfMatch = Annotated[str | None, Header(alias="If-Match", description="The ETag o
 
 @router.put(
     "/files",
-    **path_options("writeFile", models.Digest, 200, 409),
+    **path_options("writeFile", models.WriteAnswer, 200, 409),
     openapi_extra={"requestBody": {"content": BYTES, "required": True}},
 )
 async def write_file(
@@ -62,7 +62,7 @@ async def write_file(
     return answer((await context.run(request, lambda: session.uploads.put(session, upload, piece))).view())
 
 
-@router.get("/uploads/{upload_id}", **path_options("getUpload", models.Digest))
+@router.get("/uploads/{upload_id}", **path_options("getUpload", models.WriteAnswer))
 async def get_upload(request: Request, session_id: str, upload_id: UploadId) -> Response:
     """Return how much of an upload is here, and so where to continue."""
     return answer(Context.of(request).session(request, session_id).uploads.find(upload_id).view())

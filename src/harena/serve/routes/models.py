@@ -85,7 +85,7 @@ class Execution(Body):
     )
 
 
-class Evaluation(Body):
+class NewEvaluation(Body):
     """Steps for a second box with a copy of the session's files."""
 
     steps: list[dict[str, Any]] = Field(description="As in `execute`.")
@@ -147,7 +147,7 @@ class ErrorFields(Answer):
     fix: str | None = None
 
 
-class ErrorAnswer(Answer):
+class FailureAnswer(Answer):
     """A failure."""
 
     error: ErrorFields
@@ -309,7 +309,7 @@ class History(Answer):
     history: list[StepRecord]
 
 
-class Digest(Answer):
+class WriteAnswer(Answer):
     """What was written, or how much of it is here."""
 
     sha256: str = Field(description="Of the whole file.")

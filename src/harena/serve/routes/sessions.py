@@ -99,7 +99,7 @@ async def execute(request: Request, session_id: str, body: models.Execution) -> 
 
 
 @router.post("/{session_id}/evaluate", **path_options("evaluateSession", models.OperationResult, 200, 409))
-async def evaluate(request: Request, session_id: str, body: models.Evaluation) -> Response:
+async def evaluate(request: Request, session_id: str, body: models.NewEvaluation) -> Response:
     """Run steps in a second box that has a copy of the session's files. The session sees nothing of it, and its history
     does not name it."""
     context, owner = Context.of(request), owner_of(request)
