@@ -6,7 +6,7 @@ import argparse
 
 from harena.command import UNAVAILABLE, USAGE, guarded
 from harena.errors import HarenaError, SpecError
-from harena.images.errors import Cancelled, ImageError, ImageStoreError, RegistryError
+from harena.images.errors import ImageCancelled, ImageError, ImageStoreError, RegistryError
 
 NO, PLATFORM, INTERRUPTED = 1, 125, 130
 
@@ -127,7 +127,7 @@ def _gigabytes(text: str) -> float:
 
 def _code(error: HarenaError) -> int | None:
     match error:
-        case Cancelled():
+        case ImageCancelled():
             return INTERRUPTED
         case SpecError():
             return USAGE

@@ -29,5 +29,5 @@ class ImageStoreError(ImageError):
     """The store cannot be read or written: the disk is full, or a permission is missing."""
 
 
-class Cancelled(ImageError):
+class ImageCancelled(ImageError):
     """The pull or the import was interrupted. What was downloaded is kept for the next one."""

@@ -64,7 +64,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class IndexEntry:
     """A manifest that an index lists."""
 
     descriptor: Descriptor
@@ -75,7 +75,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    members: tuple[Member, ...]
+    members: tuple[IndexEntry, ...]
 
     def choose(self, wanted: Platform) -> Descriptor:
         """Return the manifest for a platform; raise ImageNotFound with the platforms that there are."""
@@ -250,16 +250,16 @@ def _fitness(found: Platform | None, wanted: Platform) -> int:
     return 1 if wanted.variant and found.variant < wanted.variant else 0
 
 
-def _member(fields: Mapping[str, Any]) -> Member:
+def _member(fields: Mapping[str, Any]) -> IndexEntry:
     notes = _object(fields.get("annotations") or {}, "annotations of the index")
     names = [_text(notes, key, "annotations", cap=1024) for key in NAME_ANNOTATIONS]
     name = next((name for name in names if "/" in name or ":" in name), "")
     found = fields.get("platform")
     if found is None:
-        return Member(_descriptor(fields, "index", MAX_MANIFEST), None, name)
+        return IndexEntry(_descriptor(fields, "index", MAX_MANIFEST), None, name)
     where = _object(found, "platform")
     words = [_text(where, key, "platform", cap=64) for key in ("os", "architecture", "variant")]
-    return Member(_descriptor(fields, "index", MAX_MANIFEST), Platform(*words), name)
+    return IndexEntry(_descriptor(fields, "index", MAX_MANIFEST), Platform(*words), name)
 
 
 def _descriptor(fields: Mapping[str, Any], what: str, cap: int) -> Descriptor:

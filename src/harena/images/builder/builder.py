@@ -35,7 +35,7 @@ from harena.images.builder import pack, packer
 from harena.images.builder.dockerfile import DockerfileError, expand
 from harena.images.builder.ignore import Ignore
 from harena.images.builder.packer import Meta, Owners, PackError, PathMatch, Placement, TarWriter
-from harena.images.errors import Cancelled, ImageError, ImageNotFound, ImageStoreError, RegistryError
+from harena.images.errors import ImageCancelled, ImageError, ImageNotFound, ImageStoreError, RegistryError
 from harena.images.files import explained
 from harena.images.manifest import MAX_CONFIG, MAX_LAYERS, Descriptor, ImageConfig, make_manifest, parse_config
 from harena.images.reference import Digest, Platform, Reference
@@ -275,7 +275,7 @@ class Builder:
         for one in stage.instructions:
             try:
                 self._step(index, state, one)
-            except (DockerfileError, BuildFailed, ImageStoreError, RegistryError, Cancelled):
+            except (DockerfileError, BuildFailed, ImageStoreError, RegistryError, ImageCancelled):
                 raise
             except (PackError, ImageError, SpecError) as error:
                 raise BuildFailed(f"line {one.line}: {error}") from None
@@ -638,7 +638,7 @@ def _with_line(line: int, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except DockerfileError as error:
         raise DockerfileError(f"line {line}: {error}") from None
-    except (ImageStoreError, RegistryError, Cancelled):
+    except (ImageStoreError, RegistryError, ImageCancelled):
         raise
     except HarenaError as error:
         raise BuildFailed(f"line {line}: {error}") from error

@@ -19,14 +19,14 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from harena.images.errors import BadImage, Cancelled, ImageError, ImageNotFound, RegistryError
+from harena.images.errors import BadImage, ImageCancelled, ImageError, ImageNotFound, RegistryError
 from harena.images.manifest import ACCEPT, MAX_MANIFEST, Descriptor
 from harena.images.reference import DOCKER_HUB, Digest
 from harena.images.registry import credentials
 from harena.images.registry.transport import (
     LOOPBACK,
     OTHER,
-    Pace,
+    AnswerClock,
     Proxy,
     Response,
     Transient,
@@ -115,8 +115,8 @@ class Registry:
 
     # ---- requests ----
 
-    def _pace(self, total_s: float, *, min_rate: int = 0) -> Pace:
-        return Pace(self._patience, total_s=total_s, min_rate=min_rate, is_cancelled=self._cancel.is_set)
+    def _pace(self, total_s: float, *, min_rate: int = 0) -> AnswerClock:
+        return AnswerClock(self._patience, total_s=total_s, min_rate=min_rate, is_cancelled=self._cancel.is_set)
 
     def _get(
         self,
@@ -126,7 +126,7 @@ class Registry:
         *,
         what: str,
         read: Callable[[Response], T],
-        pace: Pace | None = None,
+        pace: AnswerClock | None = None,
         also: tuple[int, ...] = (),
     ) -> T:
         """Return what `read` makes of a successful answer. Answers a challenge and waits for a busy registry."""
@@ -135,7 +135,7 @@ class Registry:
         failures = 0
         while True:
             if self._cancel.is_set():
-                raise Cancelled("cancelled")
+                raise ImageCancelled("cancelled")
             try:
                 clock = pace or self._pace(self._patience.small_s)
                 response = self._follow(url, repository, headers, clock)
@@ -163,9 +163,9 @@ class Registry:
         if failures >= self._patience.attempts:
             raise RegistryError(f"{error}; gave up after {failures} tries") from None
         if self._cancel.wait(wait_s):
-            raise Cancelled("cancelled")
+            raise ImageCancelled("cancelled")
 
-    def _follow(self, url: Url, repository: str, headers: dict[str, str], pace: Pace) -> Response:
+    def _follow(self, url: Url, repository: str, headers: dict[str, str], pace: AnswerClock) -> Response:
         is_own = True
         for _ in range(MAX_REDIRECTS + 1):
             sent = dict(headers)
@@ -185,7 +185,7 @@ class Registry:
             url = target
         raise RegistryError(f"{self.host} redirects more than {MAX_REDIRECTS} times")
 
-    def _exchange(self, url: Url, headers: dict[str, str], pace: Pace, *, is_own: bool, **more: Any) -> Response:
+    def _exchange(self, url: Url, headers: dict[str, str], pace: AnswerClock, *, is_own: bool, **more: Any) -> Response:
         zones: frozenset[str] | None = None
         if not is_own:
             zones = frozenset({OTHER, self._zone or OTHER})
@@ -324,7 +324,7 @@ class BlobSource:
         for registry in self.registries[:-1]:
             try:
                 return ask(registry)
-            except Cancelled:
+            except ImageCancelled:
                 raise
             except ImageError as error:
                 self.give_up(registry, error)

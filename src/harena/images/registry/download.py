@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable
 
-from harena.images.errors import BadImage, Cancelled, ImageError, RegistryError
+from harena.images.errors import BadImage, ImageCancelled, ImageError, RegistryError
 from harena.images.files import store_error
 from harena.images.manifest import Descriptor
 from harena.images.registry.client import BlobSource, Registry
@@ -56,7 +56,7 @@ class Download:
             for mirror in mirrors:
                 try:
                     return self._from(mirror)
-                except Cancelled:
+                except ImageCancelled:
                     raise
                 except ImageError as error:
                     self._source.give_up(mirror, error)

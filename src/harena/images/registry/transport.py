@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harena.images.errors import Cancelled, RegistryError
+from harena.images.errors import ImageCancelled, RegistryError
 
 LOOPBACK, LINK_LOCAL, OTHER = "loopback", "link-local", "other"
 NOTICE_S = 0.25
@@ -126,7 +126,7 @@ def _is_below(url: Url, name: str) -> bool:
     return bool(host) and (url.host == host or url.host.endswith(f".{host}")) and port in ("", str(url.port))
 
 
-class Pace:
+class AnswerClock:
     """Clock of one answer: an end, and a minimum rate while waiting for the peer."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Pace:
         ends_at = time.monotonic() + self.timeout_s()
         while True:
             if self._is_cancelled():
-                raise Cancelled("cancelled")
+                raise ImageCancelled("cancelled")
             left = ends_at - time.monotonic()
             if left <= 0:
                 raise TimeoutError
@@ -174,7 +174,7 @@ class Pace:
 
 
 class _Raw(io.RawIOBase):
-    def __init__(self, sock: socket.socket, pace: Pace) -> None:
+    def __init__(self, sock: socket.socket, pace: AnswerClock) -> None:
         super().__init__()
         self._sock, self._pace = sock, pace
 
@@ -198,7 +198,7 @@ class _Raw(io.RawIOBase):
 class _PacedSocket:
     """The part of a socket that http.client uses. The answer's reader closes it."""
 
-    def __init__(self, sock: socket.socket, pace: Pace) -> None:
+    def __init__(self, sock: socket.socket, pace: AnswerClock) -> None:
         self._sock, self._pace, self._is_lent = sock, pace, False
 
     def sendall(self, data: bytes) -> None:
@@ -290,7 +290,7 @@ def exchange(
     url: Url,
     *,
     headers: Mapping[str, str],
-    pace: Pace,
+    pace: AnswerClock,
     patience: TransportPatience,
     proxy: Proxy,
     zones: frozenset[str] | None,
@@ -341,7 +341,7 @@ def _explained(url: Url) -> Any:
 
 
 def _connect(
-    url: Url, patience: TransportPatience, proxy: Proxy, zones: frozenset[str] | None, pace: Pace
+    url: Url, patience: TransportPatience, proxy: Proxy, zones: frozenset[str] | None, pace: AnswerClock
 ) -> tuple[socket.socket, str]:
     through = proxy.for_url(url)
     if through is not None:
@@ -402,7 +402,7 @@ def _dial(addresses: list[tuple[int, tuple[str, int]]], patience: TransportPatie
     raise error
 
 
-def _tunnel(sock: socket.socket, url: Url, through: urllib.parse.SplitResult, pace: Pace) -> None:
+def _tunnel(sock: socket.socket, url: Url, through: urllib.parse.SplitResult, pace: AnswerClock) -> None:
     lines = [f"CONNECT {url.host}:{url.port} HTTP/1.1", f"Host: {url.host}:{url.port}"]
     if through.username is not None:
         words = (urllib.parse.unquote(through.username), urllib.parse.unquote(through.password or ""))

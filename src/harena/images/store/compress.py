@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, BinaryIO
 
-from harena.images.errors import BadImage, Cancelled, ImageError
+from harena.images.errors import BadImage, ImageCancelled, ImageError
 
 CHUNK = 1 << 20
 READ_AHEAD = 4
@@ -239,7 +239,7 @@ class PlainStream(io.RawIOBase):
         left = self._size
         while left:
             if self._stop.is_set() or self._is_cancelled():
-                raise Cancelled("cancelled")
+                raise ImageCancelled("cancelled")
             piece = self._file.read(min(left, CHUNK))
             if not piece:
                 raise BadImage("the file ends before its layer does")

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from harena.images import files
-from harena.images.errors import BadImage, Cancelled, ImageError, ImageNotFound, ImageStoreError, RegistryError
+from harena.images.errors import BadImage, ImageCancelled, ImageError, ImageNotFound, ImageStoreError, RegistryError
 from harena.images.files import explained, read_json
 from harena.images.manifest import (
     MAX_CONFIG,
@@ -337,7 +337,7 @@ class ImageStore:
             if image is None:
                 raise ImageStoreError(f"{name.familiar} was removed while it was stored: pull it again")
             return image
-        except (Cancelled, RegistryError):
+        except (ImageCancelled, RegistryError):
             raise  # what came is good, and the next pull needs it
         except ImageError:
             PINS.release(pinned)
@@ -371,7 +371,7 @@ class ImageStore:
 
         def check() -> None:
             if cancel.is_set():
-                raise Cancelled("cancelled")
+                raise ImageCancelled("cancelled")
 
         def is_over() -> bool:
             check()
@@ -395,7 +395,7 @@ class ImageStore:
                 file.seek(0)
                 is_kept = False
                 self.layers.unpack(file, layer, cancel, report)
-        except Cancelled:
+        except ImageCancelled:
             is_kept = True
             raise
         except (BadImage, ImageStoreError):
@@ -662,7 +662,7 @@ def _in_parallel(ensure: Callable[[ImageLayer], None], layers: list[ImageLayer],
                 pool.shutdown(wait=True, cancel_futures=True)
     errors = [error for future in futures if not future.cancelled() and (error := future.exception()) is not None]
     if errors:
-        raise next((error for error in errors if not isinstance(error, Cancelled)), errors[0])
+        raise next((error for error in errors if not isinstance(error, ImageCancelled)), errors[0])
 
 
 def _no_progress(stage: str, label: str, done: int, total: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harena.errors import SpecError
-from harena.images.errors import BadImage, BadReference, Cancelled, ImageError
+from harena.images.errors import BadImage, BadReference, ImageCancelled, ImageError
 from harena.images.reference import Digest, Reference
 from harena.match.agent.load import DEFAULT_LIMITS, AgentError, ArchiveLimits, clean_name
 from harena.match.agent.load import load as load_code
@@ -164,9 +164,9 @@ def _find(wanted: Reference, pulls: PullPolicy, cancelled: Callable[[], bool] | 
 
     def check(*_: object) -> None:
         if cancelled is not None and cancelled():
-            raise Cancelled("the match was cancelled")
+            raise ImageCancelled("the match was cancelled")
         if time.monotonic() > ends_at:
-            raise Cancelled(f"it took longer than {pulls.timeout_s:g} s")
+            raise ImageCancelled(f"it took longer than {pulls.timeout_s:g} s")
 
     try:
         return store.pull(wanted, progress=check)
