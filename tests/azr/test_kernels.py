@@ -150,7 +150,7 @@ def test_a_sample_is_what_the_same_random_number_draws_with_torch(vocab: int) ->
     rows = 300
     logits = numbers(rows, vocab) * 4
     logits[:, vocab // 2] = float("-inf")
-    state = decode._State(rows, 2, vocab, torch.device("cpu"))
+    state = decode._DecodeState(rows, 2, vocab, torch.device("cpu"))
     state.limit.fill_(2)
     state.ends[0] = True
     marks = torch.rand(rows, generator=torch.Generator().manual_seed(4), dtype=torch.float64)

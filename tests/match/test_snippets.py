@@ -15,7 +15,7 @@ from harena.match import registry
 from harena.match.adapters.as_gymnasium import GymEnv
 from harena.match.agent.load import load
 from harena.match.cli.match import headline
-from harena.match.evaluate import Evaluation
+from harena.match.evaluate import AgentEvaluation
 from harena.match.replay.replay import Replay
 from harena.match.result import Clock, MatchSpec, MatchStatus, SeatStatus
 from harena.match.run.play import play
@@ -39,7 +39,7 @@ def agents(tmp_path) -> list[str]:
 
 def test_evaluate_says_who_is_better_with_an_interval(agents):
     result = harena.evaluate(agents[0], agents[2], env="connect_four", games=20, seed=1, together=True)
-    assert isinstance(result, Evaluation)
+    assert isinstance(result, AgentEvaluation)
     assert result.games == 20
     assert 0 <= result.win_rate.low < result.win_rate.value < result.win_rate.high <= 1
     again = harena.evaluate(agents[0], agents[2], env="connect_four", games=20, seed=1, together=True)

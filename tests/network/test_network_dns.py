@@ -19,11 +19,11 @@ def query(name: bytes, kind: int = dns.A, *, flags: int = 0x0100, count: int = 1
     return struct.pack(">HHHHHH", 7, flags, count, 0, 0, 0) + labels + struct.pack(">HH", kind, family)
 
 
-def ask(data: bytes) -> dns.Answer | None:
+def ask(data: bytes) -> dns.DnsAnswer | None:
     return dns.answer(data, lambda name: FAKE if name == "ok.example" else dns.NO_SUCH_NAME)
 
 
-def code(answer: dns.Answer | None) -> int:
+def code(answer: dns.DnsAnswer | None) -> int:
     assert answer is not None
     return answer.data[3] & 0xF
 

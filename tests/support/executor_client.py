@@ -196,7 +196,7 @@ def types(events: Iterator[pb.MatchEvent]) -> list[str]:
 
 
 def serving(
-    runner: MatchRunner, tmp_path: Path, text: str = "", door: server.Door | None = None
+    runner: MatchRunner, tmp_path: Path, text: str = "", door: server.Authenticator | None = None
 ) -> server.RunningServer:
     text = text or "executor: {port: 0, max_matches: 2}"
     settings = config.parse(f"{text}\nreplay: {{folder: {tmp_path / 'replays'}}}")

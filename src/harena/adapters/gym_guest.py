@@ -130,7 +130,7 @@ def make(order):
     return gym.make_vec(order["id"], num_envs=count, vectorization_mode=order["vectorization"], **arguments)
 
 
-class Guest:
+class EnvServer:
     def __init__(self, sock, order):
         self.sock, self.env = sock, make(order)
         env, count = self.env, order["num_envs"]
@@ -194,7 +194,7 @@ def layout(observations, actions, count):
 def main():
     sock = socket.socket(fileno=5)
     try:
-        Guest(sock, json.loads(sock.recv(MAX_PACKET))).serve()
+        EnvServer(sock, json.loads(sock.recv(MAX_PACKET))).serve()
     except BaseException as error:
         sock.send(b"e" + f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:2000])
         raise

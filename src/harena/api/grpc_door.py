@@ -32,7 +32,7 @@ NEEDS_KEY = "this needs an arena's key with the scope {!r}: send the metadata `a
 
 
 class KeyDoor:
-    """A `Door` of harena.match.executor.server."""
+    """An `Authenticator` of harena.match.executor.server."""
 
     def __init__(
         self,

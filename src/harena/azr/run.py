@@ -405,12 +405,12 @@ class Seeding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class ProposedTasks:
     tasks: dict[TaskKind, int]
     seeding: Seeding
 
 
-def propose(folder: Path, config: TrainConfig, generator: Generator, *, say: Say = silent) -> Collected:
+def propose(folder: Path, config: TrainConfig, generator: Generator, *, say: Say = silent) -> ProposedTasks:
     """Fills the buffers of a new folder with valid proposals and learns nothing: any generator will do."""
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(TaskVerifier(config.executor.settings(), held_out=held_out_programs(config)))
@@ -422,7 +422,7 @@ def propose(folder: Path, config: TrainConfig, generator: Generator, *, say: Say
         log.write("propose", engine=config.engine.name, model=config.engine.model, config=configs.as_dict(config))
         trainer.buffers.keep_in(folder / BUFFERS)
         seeding = _seeded(trainer, log, say)
-        return Collected(tasks={kind: len(trainer.buffers[kind]) for kind in config.kinds}, seeding=seeding)
+        return ProposedTasks(tasks={kind: len(trainer.buffers[kind]) for kind in config.kinds}, seeding=seeding)
 
 
 def _seeded(trainer: Trainer, log: RunJournal, say: Say) -> Seeding:

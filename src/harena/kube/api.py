@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from harena.errors import BackendUnavailable, BoxError, Retry
 from harena.kube import names
-from harena.kube.config import Access
+from harena.kube.config import ClusterAccess
 from harena.kube.objects import Object, part
 
 MAX_ANSWER = 256 << 20
@@ -46,7 +46,7 @@ class KubeError(BoxError):
 
 
 class KubeApi:
-    def __init__(self, access: Access, *, count: Callable[[str, str], object] | None = None) -> None:
+    def __init__(self, access: ClusterAccess, *, count: Callable[[str, str], object] | None = None) -> None:
         """`count` is called with the method and the path of each request, for metrics."""
         self._access = access
         parts = urlsplit(access.server)

@@ -30,7 +30,7 @@ Token = Callable[[], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ClusterAccess:
     server: str
     """https://HOST:PORT, and a path where the cluster is behind a proxy."""
     context: ssl.SSLContext
@@ -64,7 +64,7 @@ def in_cluster() -> bool:
     return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and (ACCOUNT / "token").exists()
 
 
-def load(path: str | None = None, context: str | None = None) -> Access:
+def load(path: str | None = None, context: str | None = None) -> ClusterAccess:
     """Return the access of a kubeconfig file: `path`, else KUBECONFIG; else of the pod's service account; else of
     ~/.kube/config. `context` names one of the file, in place of its current one."""
     given = path or os.environ.get("KUBECONFIG")
@@ -78,16 +78,16 @@ def load(path: str | None = None, context: str | None = None) -> Access:
     raise BackendUnavailable(f"no cluster: {' and '.join(names)} cannot be found; set KUBECONFIG to a kubeconfig file")
 
 
-def _of_pod() -> Access:
+def _of_pod() -> ClusterAccess:
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     shown = f"[{host}]" if ":" in host else host
     context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     namespace = (ACCOUNT / "namespace").read_text().strip()
     token = Renewed(lambda: (ACCOUNT / "token").read_text().strip())
-    return Access(f"https://{shown}:{port}", context, token, namespace)
+    return ClusterAccess(f"https://{shown}:{port}", context, token, namespace)
 
 
-def _of_file(path: Path, name: str | None) -> Access:
+def _of_file(path: Path, name: str | None) -> ClusterAccess:
     try:
         import yaml
     except ImportError:
@@ -110,7 +110,7 @@ def _named(config: Any, group: str, kind: str, name: str) -> dict[str, Any]:
     raise LookupError(f"it has no {kind} {name!r}")
 
 
-def _access(folder: Path, cluster: Mapping[str, Any], user: Mapping[str, Any], namespace: str) -> Access:
+def _access(folder: Path, cluster: Mapping[str, Any], user: Mapping[str, Any], namespace: str) -> ClusterAccess:
     server = str(cluster["server"]).rstrip("/")
     if not server.startswith("https://"):
         raise ValueError(f"server {server}: only https:// keeps credentials secret")
@@ -124,7 +124,7 @@ def _access(folder: Path, cluster: Mapping[str, Any], user: Mapping[str, Any], n
     certificate, key = _content(folder, user, "client-certificate"), _content(folder, user, "client-key")
     if certificate is not None and key is not None:
         _add_certificate(context, certificate, key)
-    return Access(server, context, token, namespace)
+    return ClusterAccess(server, context, token, namespace)
 
 
 def _content(folder: Path, section: Mapping[str, Any], name: str) -> bytes | None:

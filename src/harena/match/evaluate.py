@@ -34,7 +34,7 @@ BATCH = 256
 COLUMNS = ("agent", "games", "wins", "draws", "losses", "win_rate", "low", "high", "score", "faults", "cpu_s")
 
 
-class Evaluation:
+class AgentEvaluation:
     """Results of a series or a league."""
 
     def __init__(self, env: str, names: Sequence[str], contest: Contest, seed: int) -> None:
@@ -154,7 +154,7 @@ def evaluate(
     clock: Clock | None = None,
     together: bool = False,
     workers: int | None = None,
-) -> Evaluation:
+) -> AgentEvaluation:
     """Play agents that fill the seats of a game against each other, or one agent of a game with one seat. together:
     play games in lockstep, which is many times faster; an agent that crashes then loses all games of its batch."""
     registry.trust(env)  # whoever calls this may run code here
@@ -177,7 +177,7 @@ def league(
     clock: Clock | None = None,
     together: bool = False,
     workers: int | None = None,
-) -> Evaluation:
+) -> AgentEvaluation:
     """Play a round robin: every table of agents plays `games` games, on the same seeds."""
     registry.trust(env)
     game = registry.make(env, config)
@@ -195,7 +195,7 @@ def _play(
     seed: int,
     together: bool,
     workers: int | None,
-) -> Evaluation:
+) -> AgentEvaluation:
     codes = _named([agent if isinstance(agent, AgentCode) else image.load_any(agent) for agent in agents])
 
     def spec_of(pairing: Pairing) -> MatchSpec:
@@ -212,7 +212,7 @@ def _play(
     contest = Contest(tournament.Fixed(len(codes), pairings), spec_of)
     with Runner(workers) as runner:
         contest.run(lockstep(runner, BATCH) if together else ahead(runner, 2 * runner.workers))
-    return Evaluation(env, [code.name for code in codes], contest, seed)
+    return AgentEvaluation(env, [code.name for code in codes], contest, seed)
 
 
 def _named(codes: Sequence[AgentCode]) -> list[AgentCode]:

@@ -30,7 +30,7 @@ class Query(NamedTuple):
     """The question as it was asked, to be repeated in the answer."""
 
 
-class Answer(NamedTuple):
+class DnsAnswer(NamedTuple):
     data: bytes
     denied: str | None
     """The name that was refused."""
@@ -76,14 +76,14 @@ def parse(data: bytes) -> Query | int | None:
 _NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_")
 
 
-def answer(data: bytes, address_of: Callable[[str], ipaddress.IPv4Address | int]) -> Answer | None:
+def answer(data: bytes, address_of: Callable[[str], ipaddress.IPv4Address | int]) -> DnsAnswer | None:
     """Answer a query. `address_of` returns the address that stands for a name, or the code of an error."""
     query = parse(data)
     if query is None:
         return None
     if isinstance(query, int):
         id, flags = struct.unpack_from(">HH", data)
-        return Answer(_HEAD.pack(id, 0x8080 | (flags & 0x7900) | query, 0, 0, 0, 0), None)
+        return DnsAnswer(_HEAD.pack(id, 0x8080 | (flags & 0x7900) | query, 0, 0, 0, 0), None)
     address = NO_SUCH_NAME if query.name is None else address_of(query.name)
     code = address if isinstance(address, int) else NO_ERROR
     records = b""
@@ -94,4 +94,4 @@ def answer(data: bytes, address_of: Callable[[str], ipaddress.IPv4Address | int]
     denied = None
     if code != NO_ERROR:
         denied = query.name if query.name is not None else query.question[:-4].decode("ascii", "replace")
-    return Answer(head + query.question + records, denied)
+    return DnsAnswer(head + query.question + records, denied)

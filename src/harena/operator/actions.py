@@ -40,7 +40,7 @@ log = logging.getLogger("harena.operator")
 
 
 @dataclass(slots=True)
-class _Prepared:
+class _PreparedPool:
     keys: PoolKeys
     generation: int
 
@@ -50,7 +50,7 @@ class Actions:
         self._controller = controller
         self._api = controller.api
         self._store = controller.store
-        self._pools: dict[str, _Prepared] = {}
+        self._pools: dict[str, _PreparedPool] = {}
         self._refused: dict[str, str] = {}
         """Why the API refused the last pod of a pool."""
         self._unwritten: dict[str, float] = {}
@@ -106,7 +106,7 @@ class Actions:
         known = self._pools.get(pool.uid)
         if known is None:
             keys = await self._controller.ask(lambda: self._keys(pool))
-            known = self._pools[pool.uid] = _Prepared(keys, -1)
+            known = self._pools[pool.uid] = _PreparedPool(keys, -1)
         if known.generation != pool.generation:
             policy = network_policy(pool, part(found, "spec"))
             await self._controller.ask(lambda: self._apply_policy(policy))

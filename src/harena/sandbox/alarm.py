@@ -14,7 +14,7 @@ MANY = 256
 """Cancelled calls that may stay in memory. Beyond that they are at most half of all."""
 
 
-class Ring:
+class ScheduledCall:
     """A call that was asked for."""
 
     def __init__(self, alarm: Alarm, action: Callable[[], float | None]) -> None:
@@ -31,16 +31,16 @@ class Ring:
 class Alarm:
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._heap: list[tuple[float, int, Ring]] = []
+        self._heap: list[tuple[float, int, ScheduledCall]] = []
         self._cancelled = 0
         """At least as many calls of the heap as these were cancelled since it was last cleaned."""
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._forget)
 
-    def at(self, when: float, action: Callable[[], float | None]) -> Ring:
+    def at(self, when: float, action: Callable[[], float | None]) -> ScheduledCall:
         """Call `action` at that monotonic time. If it returns another time, call it again then."""
-        ring = Ring(self, action)
+        ring = ScheduledCall(self, action)
         self._add(when, ring)
         return ring
 
@@ -53,7 +53,7 @@ class Alarm:
                 heapq.heapify(self._heap)
                 self._cancelled = 0
 
-    def _add(self, when: float, ring: Ring) -> None:
+    def _add(self, when: float, ring: ScheduledCall) -> None:
         with self._changed:
             heapq.heappush(self._heap, (when, next(self._order), ring))
             if self._thread is None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from harena.errors import BoxClosed, JournalError, SpecError
 from harena.sandbox import backend as backends
 from harena.sandbox import owner
-from harena.sandbox.alarm import ALARM, Ring
+from harena.sandbox.alarm import ALARM, ScheduledCall
 from harena.sandbox.backend import Conversation, Programs, Stop
 from harena.sandbox.files import MAX_ENTRIES, Files, Snapshot
 from harena.sandbox.process import Process
@@ -96,7 +96,7 @@ class Sandbox:
         self._used_at = time.monotonic()
         self._closed: str | None = None
         self._owner = os.getpid()
-        self._rings: list[Ring] = []
+        self._rings: list[ScheduledCall] = []
         self._start_clocks()
 
     # ---- observers ----

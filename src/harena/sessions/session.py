@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from harena.errors import BoxClosed, BoxError, BoxFileError, Retry, SpecError
 from harena.journal import Journal, labelled, trajectory
 from harena.node.rules import OwnerQuota
-from harena.sandbox.alarm import ALARM, Ring
+from harena.sandbox.alarm import ALARM, ScheduledCall
 from harena.sandbox.box import Sandbox
 from harena.sandbox.files import Snapshot
 from harena.sandbox.network import Network, NetworkReport
@@ -88,7 +88,7 @@ class Session:
         self._used_at = time.monotonic()
         self._ended = ""
         this: weakref.ref[Session] = weakref.ref(self)  # a session that has ended is not kept for its clocks
-        self._rings: list[Ring] = []
+        self._rings: list[ScheduledCall] = []
         if lifetime_s is not None:
             self._rings.append(ALARM.at(time.monotonic() + lifetime_s, lambda: _end_of_life(this)))
         if idle_s is not None:

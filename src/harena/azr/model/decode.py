@@ -62,7 +62,7 @@ class Sampler:
             raise SpecError("temperature must be above 0 (use greedy) and top_p in (0, 1]")
 
 
-class _State:
+class _DecodeState:
     """Device tensors that a step reads and writes in place: their addresses must not change under a graph."""
 
     def __init__(self, rows: int, width: int, vocab: int, device: torch.device) -> None:
@@ -144,7 +144,7 @@ class Decoder:
         self.graphs_recorded = 0
         self._use_graphs = settings.graphs and self.is_cuda
         self._kernels, self._sample_kernels = _kernels(settings, model)
-        self._state: _State | None = None
+        self._state: _DecodeState | None = None
         self._cache: Cache | None = None
         self._views: dict[tuple[int, int], Cache] = {}
         self._graphs: dict[tuple[int, int, float, bool], Any] = {}
@@ -205,7 +205,7 @@ class Decoder:
             self._drop_graphs()
             if state is not None:
                 rows, width = max(rows, state.ids.shape[0]), max(width, state.out.shape[1])
-            self._state = _State(rows, width, self.model.config.vocab, self.device)
+            self._state = _DecodeState(rows, width, self.model.config.vocab, self.device)
 
     def _seed(self, seed: int) -> None:
         if self.is_cuda:
@@ -215,7 +215,7 @@ class Decoder:
             self._generator = torch.Generator().manual_seed(seed)
 
     @property
-    def state(self) -> _State:
+    def state(self) -> _DecodeState:
         assert self._state is not None
         return self._state
 

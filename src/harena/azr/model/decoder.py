@@ -188,7 +188,7 @@ class Norm(nn.Module):
         return norm(x, self.weight, self.eps)
 
 
-class Matrix(nn.Module):
+class WeightMatrix(nn.Module):
     """A weight, and a bias where asked for, without numbers in them: `start` or a file gives these."""
 
     bias: nn.Parameter | None
@@ -208,11 +208,11 @@ class Layer(nn.Module):
         c = config
         self.shape = (c.heads, c.kv_heads, c.head_dim)
         self.before = Norm(c.width, c.norm_eps)
-        self.qkv = Matrix((c.heads + 2 * c.kv_heads) * c.head_dim, c.width, bias=c.qkv_bias)
-        self.out = Matrix(c.width, c.heads * c.head_dim)
+        self.qkv = WeightMatrix((c.heads + 2 * c.kv_heads) * c.head_dim, c.width, bias=c.qkv_bias)
+        self.out = WeightMatrix(c.width, c.heads * c.head_dim)
         self.between = Norm(c.width, c.norm_eps)
-        self.gate_up = Matrix(2 * c.feed, c.width)
-        self.down = Matrix(c.width, c.feed)
+        self.gate_up = WeightMatrix(2 * c.feed, c.width)
+        self.down = WeightMatrix(c.width, c.feed)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor, how: Project | None = None) -> tuple[Tensor, Tensor, Tensor]:
         w = self.qkv
@@ -277,10 +277,10 @@ class DecoderModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = Matrix(config.vocab, config.width)
+        self.embed = WeightMatrix(config.vocab, config.width)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config.width, config.norm_eps)
-        self.head = None if config.tied else Matrix(config.vocab, config.width)
+        self.head = None if config.tied else WeightMatrix(config.vocab, config.width)
 
     @property
     def device(self) -> torch.device:

@@ -1,7 +1,7 @@
 """Starts the executor: `serve` runs until SIGTERM, `start` is for callers with their own main loop. Guarantees: an
-address that others can reach is served only with authentication (a token, client certificates, or a `Door` of the
-caller) or if `insecure` was chosen; during shutdown nothing new is accepted, running matches have the grace time, and
-matches that are cut short are answered as cancelled.
+address that others can reach is served only with authentication (a token, client certificates, or an `Authenticator` of
+the caller) or if `insecure` was chosen; during shutdown nothing new is accepted, running matches have the grace time,
+and matches that are cut short are answered as cancelled.
 
 Synchronous gRPC on purpose: a match is a thread that waits, and a call that ends cancels it by a callback.
 """
@@ -49,7 +49,7 @@ OPEN_DOOR = (
 )
 
 
-class Door(Protocol):
+class Authenticator(Protocol):
     """Authentication of callers. Health checks of grpc.health.v1 are exempt, because probes have no key."""
 
     def admit(self, method: str, metadata: dict[str, str]) -> str:
@@ -102,7 +102,7 @@ class RunningServer:
 
 
 def start(
-    settings: ServerConfig, *, runner: Any = None, at_once: int | None = None, door: Door | None = None
+    settings: ServerConfig, *, runner: Any = None, at_once: int | None = None, door: Authenticator | None = None
 ) -> RunningServer:
     """`runner` is for those who have one already, and stays theirs; it plays `at_once` matches. `door` takes the place
     of executor.auth_token."""
@@ -134,7 +134,7 @@ def start(
     return server
 
 
-def _start(settings: ServerConfig, runner: Any, at_once: int, door: Door | None) -> RunningServer:
+def _start(settings: ServerConfig, runner: Any, at_once: int, door: Authenticator | None) -> RunningServer:
     executor = settings.executor
     rpcs = service.MatchExecutor(settings, runner, at_once=at_once)
     threads = executor.max_matches + executor.max_watchers + OTHER_CALLS
@@ -190,7 +190,7 @@ def _credentials(tls: config.Tls) -> grpc.ServerCredentials | None:
 class _Guard(grpc.ServerInterceptor):
     """Passes every call except health checks to the door."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Authenticator) -> None:
         self._door = door
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
@@ -260,7 +260,7 @@ def bearer(metadata: dict[str, str]) -> str:
 
 
 class _Token:
-    """Door with one token for all callers."""
+    """Authenticator with one token for all callers."""
 
     def __init__(self, token: str) -> None:
         self._expected = token.encode()

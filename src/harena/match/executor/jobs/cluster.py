@@ -18,7 +18,7 @@ from urllib.parse import urlencode, urlsplit
 
 from harena.errors import HarenaError
 from harena.kube.api import KubeApi, KubeError, path
-from harena.kube.config import Access
+from harena.kube.config import ClusterAccess
 from harena.match.executor.jobs import manifest
 from harena.match.executor.jobs.pod_state import PodPhase, PodState, state_of
 
@@ -70,7 +70,7 @@ class PodNews:
 class LogStream:
     """Lines of a container's log while they are written."""
 
-    def __init__(self, access: Access, where: str, query: Mapping[str, str]) -> None:
+    def __init__(self, access: ClusterAccess, where: str, query: Mapping[str, str]) -> None:
         parts = urlsplit(access.server)
         self._url = f"{parts.path.rstrip('/')}{where}?{urlencode(query)}"
         token = access.token()
@@ -120,7 +120,7 @@ class ClosingApi(KubeApi):
 
 
 class Cluster:
-    def __init__(self, access: Access, namespace: str, instance: str, *, ttl_s: float, name: str = "") -> None:
+    def __init__(self, access: ClusterAccess, namespace: str, instance: str, *, ttl_s: float, name: str = "") -> None:
         self.name = name
         self.api = ClosingApi(access)
         self.namespace = namespace
