@@ -17,7 +17,7 @@ import pytest
 
 from harena import BoxLost, HarenaError, Limits, Result, Spec, Verdict
 from harena.errors import BoxError, WireError
-from harena.node import client, link
+from harena.node import client, link, messages
 from harena.node.client import Connection, NodeBox
 from harena.node.link import HEAD, Link, SocketStream
 from harena.sandbox.backend import Task
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(30)
 
 Script = Callable[["FakeNode", dict[str, Any], bytes], None]
 USAGE = Usage(cpu_s=0.5, wall_s=1, peak_mb=2.5, bytes=4)
-GOOD, OUTPUT = link.result_out(
+GOOD, OUTPUT = messages.result_out(
     Result(verdict=Verdict.OK, exit_code=0, signal=None, stdout=b"ab", stderr=b"cd", usage=USAGE)
 )
 
@@ -178,7 +178,7 @@ def test_errors_are_of_known_kinds_and_show_no_control_characters(node: Callable
         with pytest.raises(expected) as caught:
             execute(node(lambda node, request, _, text=text: node.text(text)).box)
         assert str(caught.value).startswith("a\ufffd[2Jb\ufffdc")
-        assert len(str(caught.value)) <= link.MAX_WORDS
+        assert len(str(caught.value)) <= messages.MAX_WORDS
 
 
 # ---- sizes ----

@@ -275,9 +275,9 @@ def connect_many(server: BoxServer, clients: int) -> None:
 
 
 def limits() -> dict[str, object]:
-    from harena.node import link
+    from harena.node import messages
 
-    return link.limits_out(SMALL)
+    return messages.limits_out(SMALL)
 
 
 def test_hundred_clients_are_served_and_kept_apart(own: BoxServer) -> None:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
 from harena import BackendUnavailable, BoxError, Limits, Mount, Retry, Sandbox, Spec, SpecError
-from harena.node import link, verbs
+from harena.node import link, messages, verbs
 from harena.node.link import HEAD
 from harena.testing.boxserver import BoxServer
 from support.leaks import settle
 from support.wire_client import raw_client
 
-LIMITS = link.limits_out(Limits())
+LIMITS = messages.limits_out(Limits())
 
 
 def serves(server: BoxServer) -> bool:
@@ -87,7 +87,7 @@ WRONG = [None, True, -1, 1 << 70, 1.5, "x", "\0", [], [None], [1], {}, {"a": 1},
 def right_fields(verb: str) -> dict[str, Any]:
     task = {"sizes": [0], "grouped": False, "limits": LIMITS, "more": 1}
     values = {
-        "spec": link.spec_out(Spec()),
+        "spec": messages.spec_out(Spec()),
         "limits": LIMITS,
         "start_s": 30,
         "target": 1,
@@ -145,7 +145,7 @@ def test_wrong_type_in_any_field_of_a_spec_is_refused(server: BoxServer, name: s
 @pytest.mark.parametrize("value", ["1", True, [], {}, -1, 1 << 60])
 def test_wrong_limits_are_refused(server: BoxServer, name: str, value: Any) -> None:
     with raw_client(server) as client:
-        answer = client.ask("create", spec=link.spec_out(Spec()), limits={**LIMITS, name: value}, start_s=30)
+        answer = client.ask("create", spec=messages.spec_out(Spec()), limits={**LIMITS, name: value}, start_s=30)
         assert answer["error"]["kind"] == "SpecError"
 
 
@@ -344,7 +344,7 @@ def test_flood_of_requests_is_bounded(server: BoxServer) -> None:
 def test_client_that_does_not_read_holds_a_bounded_amount(server: BoxServer) -> None:
     """Outputs that nobody reads stop at a bound, and the others are served."""
     before = memory_mb(server)
-    limits = link.limits_out(Limits(output_bytes=30_000_000, memory_mb=1000))
+    limits = messages.limits_out(Limits(output_bytes=30_000_000, memory_mb=1000))
     with raw_client(server) as client:
         handle = client.box()
         fields = {"handle": handle, "argv": ["head", "-c", "29000000", "/dev/zero"], "env": {}, "cwd": ""}
@@ -367,8 +367,8 @@ def test_unfinished_head_does_not_hold_a_client_up(server: BoxServer) -> None:
 
 def test_error_of_the_server_names_no_file(server: BoxServer) -> None:
     error = FileNotFoundError(2, "No such file or directory", "/root/secret")
-    assert "secret" not in json.dumps(link.error_out(error))
-    assert "secret" not in json.dumps(link.error_out(KeyError("/root/secret")))
+    assert "secret" not in json.dumps(messages.error_out(error))
+    assert "secret" not in json.dumps(messages.error_out(KeyError("/root/secret")))
 
 
 def test_paths_of_the_server_are_answered_clearly(server: BoxServer) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harena import HarenaError, Result
-from harena.node import link
+from harena.node import messages
 from harena.sandbox.backend import Capabilities
 from harena.sandbox.network import NetworkReport
 from harena.sessions import errors
@@ -67,13 +67,13 @@ def mutated(data: st.DataObject, value: Any) -> Any:
 @given(data=st.data())
 def test_reading_an_answer_gives_its_type_or_an_error_of_ours(data: st.DataObject) -> None:
     with contextlib.suppress(HarenaError):
-        found = link.result_in(mutated(data, RESULT), data.draw(st.sampled_from([b"hi", b"", b"more"])))
+        found = messages.result_in(mutated(data, RESULT), data.draw(st.sampled_from([b"hi", b"", b"more"])))
         assert isinstance(found, Result)
         assert found.stdout + found.stderr == b"hi"
     with contextlib.suppress(HarenaError):
-        assert isinstance(link.capabilities_in(mutated(data, RESULT)), Capabilities)
+        assert isinstance(messages.capabilities_in(mutated(data, RESULT)), Capabilities)
     with contextlib.suppress(HarenaError):
-        assert isinstance(link.report_in(mutated(data, {})), NetworkReport)
+        assert isinstance(messages.report_in(mutated(data, {})), NetworkReport)
     for error in (ERROR, FILE_ERROR, {"kind": "NotFound", "text": "no"}):
         with contextlib.suppress(HarenaError):
             assert isinstance(errors.error_in(mutated(data, error)), Exception)

@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from harena import Limits, Spec
-from harena.node import link
+from harena.node import link, messages
 from harena.testing.boxserver import BoxServer
 
 
@@ -37,8 +37,8 @@ class Raw:
         return self.receive()[0][0]
 
     def create(self, **spec: Any) -> dict[str, Any]:
-        fields = {**link.spec_out(Spec()), **spec}
-        return self.ask("create", spec=fields, limits=link.limits_out(Limits()), start_s=30)
+        fields = {**messages.spec_out(Spec()), **spec}
+        return self.ask("create", spec=fields, limits=messages.limits_out(Limits()), start_s=30)
 
     def box(self) -> int:
         return self.create()["value"]["handle"]

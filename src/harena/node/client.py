@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from harena.errors import BoxError, BoxLost, Retry, Unsupported, WireError
-from harena.node import link
+from harena.node import link, messages
 from harena.node.link import Link, Message
 from harena.sandbox import owner
 from harena.sandbox.alarm import ALARM
@@ -57,7 +57,7 @@ def capabilities(node: Connection, *, network: bool = False) -> Capabilities:
     """What the node's backend says. `network`: the boxes of this backend may have one."""
     found, _ = node.call("capabilities", text=2 * link.SMALL_TEXT)
     with node.checked():
-        return link.capabilities_in(found if network else {**found, "network": False})
+        return messages.capabilities_in(found if network else {**found, "network": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,11 @@ class NodeLoad:
 def load(node: Connection) -> NodeLoad:
     found, _ = node.call("load", seconds=LOAD_S - node.grace_s)
     with node.checked():
-        found = link.fields(found, "boxes", "cores", "stopping")
+        found = messages.fields(found, "boxes", "cores", "stopping")
         return NodeLoad(
-            link.whole(found["boxes"]), link.whole(found["cores"], 1, link.MAX_CORES), link.yes(found["stopping"])
+            messages.whole(found["boxes"]),
+            messages.whole(found["cores"], 1, messages.MAX_CORES),
+            messages.yes(found["stopping"]),
         )
 
 
@@ -86,11 +88,11 @@ def refuse_network(spec: Spec, backend: str) -> None:
 
 def create(node: Connection, spec: Spec, limits: Limits, start_s: float) -> tuple[int, str, str]:
     """Make a box in the node. Returns its handle, its id and its isolation tier."""
-    arguments: Message = {"spec": link.spec_out(spec), "limits": link.limits_out(limits), "start_s": start_s}
+    arguments: Message = {"spec": messages.spec_out(spec), "limits": messages.limits_out(limits), "start_s": start_s}
     made, _ = node.call("create", seconds=start_s, **arguments)
     with node.checked():
-        made = link.fields(made, "handle", "id", "isolation")
-        return link.whole(made["handle"]), _id(made["id"]), link.word(made["isolation"], link.TIERS)
+        made = messages.fields(made, "handle", "id", "isolation")
+        return messages.whole(made["handle"]), _id(made["id"]), messages.word(made["isolation"], messages.TIERS)
 
 
 def _id(value: object) -> str:
@@ -153,27 +155,27 @@ class Answers:
     def _room(self, message: Message) -> int:
         with self.lock:
             if "answer" in message:
-                asked = self.waiting.get(link.whole(message["answer"]))
+                asked = self.waiting.get(messages.whole(message["answer"]))
                 if asked is None:
                     raise WireError("an answer that nobody asked for")
                 if "error" in message:
-                    link.fields(message, "answer", "error")
+                    messages.fields(message, "answer", "error")
                     return 0
-                link.fields(message, "answer", "value")
+                messages.fields(message, "answer", "value")
                 return asked.data
-            tasks = self.given.get(link.whole(message.get("lane")))
+            tasks = self.given.get(messages.whole(message.get("lane")))
             if tasks is None:
                 raise WireError("a result that nobody asked for")
             if "lost" in message:
-                link.fields(message, "lane", "lost")
+                messages.fields(message, "lane", "lost")
                 return 0
-            sizes = tasks.get(link.whole(message.get("key")))
+            sizes = tasks.get(messages.whole(message.get("key")))
             if sizes is None:
                 raise WireError("a result that nobody asked for")
             if "error" in message:
-                link.fields(message, "lane", "key", "error")
+                messages.fields(message, "lane", "key", "error")
                 return 0
-            link.fields(message, "lane", "key", "results", "failure")
+            messages.fields(message, "lane", "key", "results", "failure")
             return sizes[0]
 
     def _hand_out(self, message: Message, data: bytes) -> None:
@@ -182,7 +184,7 @@ class Answers:
                 asked = self.waiting.pop(message["answer"])
             if "error" in message:
                 try:
-                    error = link.error_in(message["error"])
+                    error = messages.error_in(message["error"])
                 except WireError as broken:
                     asked.future.set_exception(BoxLost(str(broken)))
                     raise
@@ -323,11 +325,11 @@ class Connection:
 
     def give(self, lane: int, key: int, task: Task) -> None:
         outputs = task.limits.output_bytes * len(task.sources)
-        text = link.SMALL_TEXT + RESULT_TEXT * len(task.sources) + min(outputs, link.MAX_WORDS * len(task.sources))
+        text = link.SMALL_TEXT + RESULT_TEXT * len(task.sources) + min(outputs, messages.MAX_WORDS * len(task.sources))
         with self._answers.lock:
             self._check()
             self._answers.given.setdefault(lane, {})[key] = (outputs, text)
-        fields, data = link.task_out(task)
+        fields, data = messages.task_out(task)
         self._send({"request": next(self._ids), "verb": "give", "handle": lane, "key": key, "task": fields}, data, None)
 
     def abandon(self) -> None:
@@ -373,24 +375,24 @@ class NodeBox:
 
     def _handle_of(self, made: Message) -> int:
         with self._node.checked():
-            return link.whole(link.fields(made, "handle")["handle"])
+            return messages.whole(messages.fields(made, "handle")["handle"])
 
     def _execute(self, stop: Stop | None, verb: str, data: bytes, limits: Limits, **arguments: Any) -> Result:
         self._admit(limits)
-        text = link.SMALL_TEXT + link.MAX_WORDS + (limits.output_bytes if verb == "call" else 0)
+        text = link.SMALL_TEXT + messages.MAX_WORDS + (limits.output_bytes if verb == "call" else 0)
         number, future = self._node.begin(
             verb,
             data,
             room=limits.output_bytes,
             text=text,
             handle=self._handle,
-            limits=link.limits_out(limits),
+            limits=messages.limits_out(limits),
             **arguments,
         )
         with contextlib.nullcontext() if stop is None else stop.ends(lambda: self._node.tell("stop", target=number)):
             answer = self._node.result(future, verb, limits.wall_s)
         with self._node.checked():
-            return link.result_in(*answer)
+            return messages.result_in(*answer)
 
     def exec(
         self,
@@ -417,7 +419,14 @@ class NodeBox:
     ) -> Process:
         self._admit(limits)
         made, _ = self._call(
-            "start", argv=[*argv], env={**env}, cwd=cwd, limits=link.limits_out(limits), pty=pty, rows=rows, cols=cols
+            "start",
+            argv=[*argv],
+            env={**env},
+            cwd=cwd,
+            limits=messages.limits_out(limits),
+            pty=pty,
+            rows=rows,
+            cols=cols,
         )
         process = _process(self._node, self._handle_of(made), limits, argv[0], pty=pty)
         self._processes.add(process)
@@ -437,7 +446,7 @@ class NodeBox:
         limits: Limits,
         stop: Stop | None,
     ) -> Result:
-        given = link.json_arguments(name, args, kwargs)
+        given = messages.json_arguments(name, args, kwargs)
         code = source.encode("utf-8", "surrogatepass")
         return self._execute(stop, "call", code, limits, name=name, given=given)
 
@@ -449,12 +458,12 @@ class NodeBox:
 
     def converse(self, source: str, *, limits: Limits) -> NodeConversation:
         self._admit(limits)
-        made, _ = self._call("converse", source.encode("utf-8", "surrogatepass"), limits=link.limits_out(limits))
+        made, _ = self._call("converse", source.encode("utf-8", "surrogatepass"), limits=messages.limits_out(limits))
         return NodeConversation(self._node, self._handle_of(made), limits)
 
     def converse_with(self, argv: Sequence[str], *, limits: Limits, cpus: set[int]) -> NodeConversation:
         self._admit(limits)
-        made, _ = self._call("converse_with", argv=[*argv], limits=link.limits_out(limits), cpus=sorted(cpus))
+        made, _ = self._call("converse_with", argv=[*argv], limits=messages.limits_out(limits), cpus=sorted(cpus))
         return NodeConversation(self._node, self._handle_of(made), limits)
 
     def ask_files(self, message: Mapping[str, Any], data: bytes) -> Answer:
@@ -466,25 +475,25 @@ class NodeBox:
             made, _ = self._call("fork", count=count)
         forks: list[Forked] = []
         with self._node.checked():
-            found = link.items(link.fields(made, "forks")["forks"], count)
+            found = messages.items(messages.fields(made, "forks")["forks"], count)
             if len(found) != count:
                 raise WireError("another number of forks than was asked for")
             for one in found:
-                one = link.fields(one, "handle", "id", "left_behind")
-                box = self._forked(link.whole(one["handle"]), _id(one["id"]))
-                forks.append(Forked(box, link.whole(one["left_behind"], 0, 1 << 22)))
+                one = messages.fields(one, "handle", "id", "left_behind")
+                box = self._forked(messages.whole(one["handle"]), _id(one["id"]))
+                forks.append(Forked(box, messages.whole(one["left_behind"], 0, 1 << 22)))
         return forks
 
     def _forked(self, handle: int, id: str) -> NodeBox:
         return type(self)(self._node, handle, id, self.isolation, self._admit)
 
     def set_network(self, network: Network | None) -> None:
-        self._call("set_network", network=link.network_out(network))
+        self._call("set_network", network=messages.network_out(network))
 
     def network_report(self) -> NetworkReport:
-        answer, _ = self._call("network_report", text=link.REPORT_TEXT)
+        answer, _ = self._call("network_report", text=messages.REPORT_TEXT)
         with self._node.checked():
-            return link.report_in(answer)
+            return messages.report_in(answer)
 
     def connect(self, port: int, timeout_s: float) -> socket.socket:
         timeout_s = min(timeout_s, MAX_CONNECT_S)
@@ -543,7 +552,7 @@ class _Control:
             timeout_s=timeout_s,
         )
         with self._node.checked():
-            return link.result_in(*answer)
+            return messages.result_in(*answer)
 
     def forget(self) -> None:
         self._node.tell("forget", handle=self._handle)
@@ -693,13 +702,13 @@ class NodePrograms:
                 count, _ = self._running.pop(message["key"])
             if "error" in message:
                 with self._node.checked():
-                    error = link.error_in(message["error"])
+                    error = messages.error_in(message["error"])
                 if self._arrived:
                     os.eventfd_write(self._bell, 1)
                 raise error
             try:
-                results = link.results_in(message["results"], data, count)
-                failure = link.words(message["failure"])
+                results = messages.results_in(message["results"], data, count)
+                failure = messages.words(message["failure"])
                 if not results and not failure:
                     raise WireError("the node sent neither results nor why there are none")
             except WireError as error:
@@ -750,11 +759,13 @@ class NodeConversation:
     def turn(self, wait_s: float, cpu_ns: int | None) -> Turn:
         answer, data = self._call("turn", seconds=wait_s, room=MAX_PACKET, wait_s=wait_s, cpu_ns=cpu_ns)
         with self._node.checked():
-            answer = link.fields(answer, "ready", "began_ns", "ended_ns", "cpu_ns")
-            began, ended, cpu = (link.whole(answer[name], 0, 1 << 63) for name in ("began_ns", "ended_ns", "cpu_ns"))
+            answer = messages.fields(answer, "ready", "began_ns", "ended_ns", "cpu_ns")
+            began, ended, cpu = (
+                messages.whole(answer[name], 0, 1 << 63) for name in ("began_ns", "ended_ns", "cpu_ns")
+            )
             if ended < began:
                 raise WireError("a wait that ended before it began")
-            return Turn(data if link.yes(answer["ready"]) else None, began, ended, cpu)
+            return Turn(data if messages.yes(answer["ready"]) else None, began, ended, cpu)
 
     def become_stream(self, packet: bytes) -> None:
         self._call("become_stream", packet)
@@ -771,7 +782,7 @@ class NodeConversation:
     def _nanoseconds(self, verb: str) -> int:
         answer, _ = self._call(verb)
         with self._node.checked():
-            return link.whole(link.fields(answer, "ns")["ns"], 0, 1 << 63)
+            return messages.whole(messages.fields(answer, "ns")["ns"], 0, 1 << 63)
 
     def freeze(self) -> None:
         self._call("freeze")
@@ -787,7 +798,7 @@ class NodeConversation:
         room = self._limits.output_bytes + CHUNK
         answer = self._call("end", seconds=patience_s, room=room, text=2 * link.SMALL_TEXT, patience_s=patience_s)
         with self._node.checked():
-            return link.result_in(*answer)
+            return messages.result_in(*answer)
 
     def drop(self) -> None:
         self._finalizer()

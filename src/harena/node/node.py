@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
 
 from harena.errors import BoxError, BoxLost, HarenaError, Retry, SpecError, WireError
-from harena.node import link, verbs
+from harena.node import messages, verbs
 from harena.node.budget import OutputBudget
 from harena.node.link import Message
 from harena.node.rules import OwnerQuota, Rules
@@ -130,10 +130,10 @@ class Node:
                 self._give(message, data)
                 return None
         except HarenaError as error:
-            refusal: Message = {"answer": number, "error": link.error_out(error)}
+            refusal: Message = {"answer": number, "error": messages.error_out(error)}
             if verb == "give" and verbs.HANDLE(message.get("handle")) and verbs.HANDLE(message.get("key")):
                 # its answers come by the lane
-                refusal = {"lane": message["handle"], "key": message["key"], "error": link.error_out(error)}
+                refusal = {"lane": message["handle"], "key": message["key"], "error": messages.error_out(error)}
             self._refuse(refusal)
             return None
         return Request(verb, number, message, data)
@@ -160,7 +160,7 @@ class Node:
 
     def _refuse_for_now(self, request: Request) -> None:
         error = BoxError("too many requests at once; try again when some have ended", retry=Retry.SAFE)
-        self._refuse({"answer": request.number, "error": link.error_out(error)})
+        self._refuse({"answer": request.number, "error": messages.error_out(error)})
 
     def _refuse(self, refusal: Message) -> None:
         """Answer from another thread: the client may not be reading."""
@@ -213,7 +213,7 @@ class Node:
         except Exception as error:
             if not isinstance(error, HarenaError | OSError | ValueError):
                 log.exception("%s failed", request.verb)
-            self._tell({"answer": request.number, "error": link.error_out(error)})
+            self._tell({"answer": request.number, "error": messages.error_out(error)})
 
     def _output(self, verb: str, message: Message) -> int:
         """Most bytes of output that the answer may have, for a client whose memory here is limited."""
@@ -311,7 +311,7 @@ class Node:
             return sum(isinstance(thing, _Held) for thing in self._things.values())
 
     def create(self, request: Request) -> Answer:
-        spec, limits = link.spec_in(request["spec"]), request.limits
+        spec, limits = messages.spec_in(request["spec"]), request.limits
         if self._rules is not None:
             spec = self._rules.admit(spec, limits)
         create = self._backend.create
@@ -329,7 +329,7 @@ class Node:
         with self._lock:
             self._stops[request.number] = stop
         try:
-            return link.result_out(run(stop))
+            return messages.result_out(run(stop))
         finally:
             with self._lock:
                 del self._stops[request.number]
@@ -407,14 +407,14 @@ class Node:
     # ---- network ----
 
     def set_network(self, request: Request) -> Answer:
-        network = link.network_in(request["network"])
+        network = messages.network_in(request["network"])
         if self._rules is not None and network is not None:
             self._rules.check_network(network)
         self.box(request).set_network(network)
         return NOTHING
 
     def network_report(self, request: Request) -> Answer:
-        return link.report_out(self.box(request).network_report()), b""
+        return messages.report_out(self.box(request).network_report()), b""
 
     def connect(self, request: Request) -> Answer:
         box = self.box(request)
@@ -505,7 +505,7 @@ class Node:
         return NOTHING
 
     def wait(self, request: Request) -> Answer:
-        return link.result_out(self.process(request).wait(request["timeout_s"]))
+        return messages.result_out(self.process(request).wait(request["timeout_s"]))
 
     def forget(self, request: Request) -> Answer:
         process = self._pop(request["handle"], Process)
@@ -529,7 +529,7 @@ class Node:
         lane = self._things.get(message["handle"])
         if not isinstance(lane, _Lane):
             return  # its box was closed, and nobody waits for the task
-        task = link.task_in(message["task"], data)
+        task = messages.task_in(message["task"], data)
         if self._rules is not None:
             self._rules.check_limits(task.limits)
         lane.give(message["key"], task)
@@ -605,7 +605,7 @@ class Node:
         if talk is None:
             raise BoxLost("the node does not have that any more")
         try:
-            return link.result_out(talk.conversation.end(request["patience_s"]))
+            return messages.result_out(talk.conversation.end(request["patience_s"]))
         finally:
             self._returned(talk)
 
@@ -751,7 +751,7 @@ class _Lane:
             size = self._sizes.pop(key, None)
         if size is not None:
             self._node.let_go(size)
-        pairs = [link.result_out(result) for result in results]
+        pairs = [messages.result_out(result) for result in results]
         self._send(
             {"lane": self.handle, "key": key, "results": [head for head, _ in pairs], "failure": failure},
             b"".join(data for _, data in pairs),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from harena.errors import BackendUnavailable, BoxError, Retry, WireError
-from harena.node import link, variables
+from harena.node import messages, variables
 from harena.node.client import Connection
 from harena.node.link import Link
 from harena.node.place import Address, tls_context
@@ -38,7 +38,7 @@ def connect_to(place: Address, token: str | None) -> Connection:
 
 
 def open_websocket(
-    place: Address, token: str | None, path: str, error_in: Callable[[object], Exception] = link.error_in
+    place: Address, token: str | None, path: str, error_in: Callable[[object], Exception] = messages.error_in
 ) -> ClientConnection:
     """Connect, or raise what the server or the network said. `error_in` reads the server's errors."""
     try:

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Receive, Send
 
 from harena.errors import HarenaError, SpecError, WireError
-from harena.node import link, verbs
+from harena.node import link, messages, verbs
 from harena.sandbox.aio import AsyncStream
 from harena.sandbox.process import Process
 from harena.sandbox.spec import Result
@@ -62,7 +62,7 @@ async def serve_terminal(receive: Receive, send: Send, process: Process, run: Ru
                 await _close(send, REFUSED, str(typing.exception()))
         elif showing.exception() is None:
             result: Result = await run(lambda: process.wait(WAIT_S))
-            text = json.dumps({"result": link.result_out(result)[0] | {"out": 0, "err": 0}})
+            text = json.dumps({"result": messages.result_out(result)[0] | {"out": 0, "err": 0}})
             await send({"type": "websocket.send", "text": text})
             await _close(send, 1000, "the process has ended")
     except (HarenaError, TimeoutError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from harena.errors import HarenaError, SpecError
-from harena.node import link
+from harena.node import messages
 from harena.node.link import Message
 
 
@@ -30,7 +30,7 @@ OURS = {kind.__name__: kind for kind in (NotFound, Conflict, FileChanged, OutOfR
 
 def error_out(error: BaseException) -> Message:
     return (
-        link.error_out(error)
+        messages.error_out(error)
         if type(error) not in OURS.values()
         else {"kind": type(error).__name__, "text": str(error)}
     )
@@ -41,4 +41,4 @@ def error_in(message: object) -> Exception:
     kind = found.get("kind")
     if isinstance(kind, str) and kind in OURS:
         return OURS[kind](str(found.get("text", ""))[:1000])
-    return link.error_in(cast("object", message))
+    return messages.error_in(cast("object", message))

@@ -17,7 +17,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from harena.errors import BackendUnavailable, BoxError, HarenaError, Retry, SpecError, WireError
-from harena.node import link
+from harena.node import messages
 from harena.node.place import Address, Trust
 from harena.sandbox.network import Network, NetworkReport
 from harena.sandbox.process import Process
@@ -106,12 +106,12 @@ class RemoteEngine:
             sent, done = left, set[int]()
             try:
                 for event in self._lines("/v1/batch", body):
-                    kind = link.word(event.get("event"), ("result", "end", "error"))
+                    kind = messages.word(event.get("event"), ("result", "end", "error"))
                     if kind == "end":
                         break
                     if kind == "error":
                         raise errors.error_in(event.get("error"))
-                    position = link.whole(event.get("index"), 0, len(sent) - 1)
+                    position = messages.whole(event.get("index"), 0, len(sent) - 1)
                     if position in done:
                         raise WireError("the server sent a result twice")
                     done.add(position)
@@ -251,7 +251,7 @@ class RemoteEngine:
 
     def history(self, session_id: str) -> list[Record]:
         found = self._ask("GET", f"/v1/sessions/{_part(session_id)}/history")
-        return cast("list[Record]", link.field(found, "history", list))
+        return cast("list[Record]", messages.field(found, "history", list))
 
     def trajectory(self, session_id: str) -> Iterator[Record]:
         text = self._exchange("GET", f"/v1/sessions/{_part(session_id)}/trajectory", None, {}, TIMEOUT_S, again=True)
@@ -280,7 +280,7 @@ class RemoteEngine:
                 headers["Content-Range"] = f"bytes {start}-{start + len(piece) - 1}/{len(data)}"
                 where = f"{session}/files?{name}&upload={upload}"
                 answer = self._ask("PUT", where, data=piece, headers=headers, takes_s=STREAM_S, again=True)
-                start = link.whole(answer.get("received"), start + 1, start + len(piece))
+                start = messages.whole(answer.get("received"), start + 1, start + len(piece))
         except BaseException:
             with contextlib.suppress(Exception):
                 self._ask("DELETE", f"{session}/uploads/{upload}")
@@ -320,7 +320,7 @@ class RemoteEngine:
             self._idle.append(connection)
 
     def snapshot(self, session_id: str) -> str:
-        return link.field(self._ask("POST", f"/v1/sessions/{_part(session_id)}/snapshots"), "name", str)
+        return messages.field(self._ask("POST", f"/v1/sessions/{_part(session_id)}/snapshots"), "name", str)
 
     def restore(self, session_id: str, name: str) -> None:
         self._ask("POST", f"/v1/sessions/{_part(session_id)}/restore", {"name": name})
@@ -340,11 +340,11 @@ class RemoteEngine:
         return self._exchange("GET", "/metrics", None, {}, TIMEOUT_S, again=True).decode("utf-8", "replace")
 
     def set_network(self, session_id: str, network: Network | None) -> None:
-        body = {"network": link.network_out(network)}
+        body = {"network": messages.network_out(network)}
         self._ask("PUT", f"/v1/sessions/{_part(session_id)}/network", body, again=True)
 
     def network_report(self, session_id: str) -> NetworkReport:
-        return link.report_in(self._ask("GET", f"/v1/sessions/{_part(session_id)}/network"))
+        return messages.report_in(self._ask("GET", f"/v1/sessions/{_part(session_id)}/network"))
 
     # ---- HTTP ----
 
@@ -435,20 +435,20 @@ def _close_all(connections: list[http.client.HTTPConnection]) -> None:
 
 def event_in(event: Record, after: int) -> Record:
     """Check an event of a server."""
-    link.whole(event.get("number"), after + 1)
-    kind = link.word(event.get("event"), ("output", "step", "end", "error"))
+    messages.whole(event.get("number"), after + 1)
+    kind = messages.word(event.get("event"), ("output", "step", "end", "error"))
     if kind == "output":
-        link.whole(event.get("step"))
-        link.word(event.get("stream"), ("stdout", "stderr"))
-        link.field(event, "data", str)
+        messages.whole(event.get("step"))
+        messages.word(event.get("stream"), ("stdout", "stderr"))
+        messages.field(event, "data", str)
     elif kind == "step":
-        record = cast("Record", link.field(event, "result", dict))
-        link.field(record, "stdout", str)
-        link.field(record, "stderr", str)
+        record = cast("Record", messages.field(event, "result", dict))
+        messages.field(record, "stdout", str)
+        messages.field(record, "stderr", str)
     elif kind == "end":
-        link.field(cast("Record", link.field(event, "result", dict)), "status", dict)
+        messages.field(cast("Record", messages.field(event, "result", dict)), "status", dict)
     else:
-        link.field(event, "error", dict)
+        messages.field(event, "error", dict)
     return event
 
 
@@ -470,8 +470,8 @@ def _clocks(idle_s: float | None, lifetime_s: float | None, allocation_s: float 
 
 def _contents(spec: Spec | None, limits: Limits | None) -> Record:
     return {
-        "spec": None if spec is None else link.spec_out(spec),
-        "limits": None if limits is None else link.limits_out(limits),
+        "spec": None if spec is None else messages.spec_out(spec),
+        "limits": None if limits is None else messages.limits_out(limits),
     }
 
 

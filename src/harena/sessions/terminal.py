@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import urlencode
 
 from harena.errors import BoxLost, WireError
-from harena.node import link
+from harena.node import messages
 from harena.node.link import Message
 from harena.node.place import Address
 from harena.node.websocket import open_websocket
@@ -98,7 +98,7 @@ def _result_in(text: str) -> Result:
         message = cast("object", json.loads(text))
     except (ValueError, RecursionError):
         raise WireError("the server sent something else than JSON") from None
-    return link.result_in(link.fields(message, "result")["result"], b"")
+    return messages.result_in(messages.fields(message, "result")["result"], b"")
 
 
 def open_terminal(

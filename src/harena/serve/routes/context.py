@@ -26,7 +26,7 @@ from harena.errors import (
     SpecError,
     Unsupported,
 )
-from harena.node import link, verbs
+from harena.node import messages, verbs
 from harena.node.workers import Workers
 from harena.sandbox.spec import Limits, Spec
 from harena.serve.routes import models
@@ -202,7 +202,7 @@ def contents(spec: dict[str, Any] | None, limits: dict[str, Any] | None) -> tupl
         raise SpecError(f"spec: give exactly {', '.join(verbs.SPEC)}, each of its type")
     if limits is not None and not verbs.LIMITS(limits):
         raise SpecError(f"limits: give exactly {', '.join(Limits.__dataclass_fields__)}")
-    return None if spec is None else link.spec_in(spec), None if limits is None else Limits(**limits)
+    return None if spec is None else messages.spec_in(spec), None if limits is None else Limits(**limits)
 
 
 def clocks_of(body: models.NewPool | models.NewSession) -> SessionClocks:

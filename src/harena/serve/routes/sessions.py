@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from harena.node import link
+from harena.node import messages
 from harena.serve.routes import models
 from harena.serve.routes.context import (
     Context,
@@ -158,7 +158,7 @@ async def set_network(request: Request, session_id: str, body: models.NewNetwork
     """Replace what the box may reach. Connections that are no longer allowed are cut. The session must have been
     created with a network."""
     context, owner = Context.of(request), owner_of(request)
-    network = link.network_in(None if body.network is None else body.network.model_dump())
+    network = messages.network_in(None if body.network is None else body.network.model_dump())
     await context.run(request, lambda: context.service.set_network(owner, session_id, network))
     return answer({})
 
@@ -168,7 +168,7 @@ async def network_report(request: Request, session_id: str) -> Response:
     """Return what the box did with its network, and which attempts were refused."""
     context = Context.of(request)
     session = context.session(request, session_id)
-    return answer(link.report_out(await context.run(request, session.network_report)))
+    return answer(messages.report_out(await context.run(request, session.network_report)))
 
 
 # ---- snapshots ----
