@@ -17,10 +17,12 @@ import pytest
 
 from harena import BoxLost, HarenaError, Limits, Result, Spec, Verdict
 from harena.errors import BoxError, WireError
-from harena.node import client, link, messages
-from harena.node.client import Connection, NodeBox
+from harena.node import client, connection, link, messages
+from harena.node.client import NodeBox
+from harena.node.connection import Connection
 from harena.node.link import HEAD, Link, SocketStream
 from harena.sandbox.backend import Task
+from harena.sandbox.process import CHUNK
 from harena.sandbox.spec import MB, Usage
 
 pytestmark = pytest.mark.timeout(30)
@@ -233,7 +235,7 @@ def test_a_stream_has_chunks_of_the_usual_size(node: Callable[[Script], FakeNode
         if request["verb"] == "start":
             node.answer(request, {"handle": 7})
         elif request["verb"] == "read":
-            node.answer(request, {"ready": True}, bytes(client.CHUNK + 1))
+            node.answer(request, {"ready": True}, bytes(CHUNK + 1))
 
     made = node(script)
     process = made.box.start(["cat"], env={}, cwd="", limits=Limits(), pty=False, rows=1, cols=1)
@@ -247,7 +249,7 @@ def test_a_stream_has_chunks_of_the_usual_size(node: Callable[[Script], FakeNode
 def test_a_node_that_does_not_answer_is_given_up(
     node: Callable[[Script], FakeNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "GRACE_S", 0.3)
+    monkeypatch.setattr(connection, "GRACE_S", 0.3)
     monkeypatch.setattr(client, "CLOSE_S", 0.3)
     is_refused(node(lambda node, request, _: None))
     for verb in (NodeBox.close, NodeBox.ping, NodeBox.warm_up):
@@ -282,7 +284,7 @@ def test_a_node_that_does_not_read_is_given_up(
 def test_a_program_that_never_ends_loses_its_box(
     node: Callable[[Script], FakeNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "GRACE_S", 0.3)
+    monkeypatch.setattr(connection, "GRACE_S", 0.3)
     made = node(lambda node, request, _: node.answer(request, {"handle": 5}) if request["verb"] != "give" else None)
     lane = made.box.programs()
     lane.give(1, Task(sources=["pass"], limits=Limits(wall_s=0.1)))

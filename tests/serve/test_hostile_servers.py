@@ -13,8 +13,8 @@ import pytest
 
 from harena import BoxError, BoxLost, Limits, Spec, WireError
 from harena.backends.remote import RemoteBackend
-from harena.node import client, link
-from harena.node.client import Connection
+from harena.node import client, connection, link
+from harena.node.connection import Connection
 from harena.sandbox.backend import Task
 
 Answer = tuple[Any, bytes]
@@ -129,14 +129,14 @@ def test_results_of_a_batch_that_nobody_waits_for_lose_it(message: dict[str, Any
 
 
 def test_server_that_does_not_answer_is_a_lost_box(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "GRACE_S", 0.1)
+    monkeypatch.setattr(connection, "GRACE_S", 0.1)
     with pytest.raises(BoxLost, match="did not answer"):
         execute(box_of(lambda number: []), wall_s=0.1)
 
 
 def test_late_answer_of_a_server_loses_its_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "GRACE_S", 0.2)
-    monkeypatch.setattr(client, "SERVER_S", 0.1)
+    monkeypatch.setattr(connection, "GRACE_S", 0.2)
+    monkeypatch.setattr(connection, "SERVER_S", 0.1)
     asked: list[int] = []
 
     def answer(message: dict[str, Any]) -> list[Answer]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from harena.errors import BackendUnavailable, BoxError, Retry, WireError
 from harena.node import messages, variables
-from harena.node.client import Connection
+from harena.node.connection import Connection
 from harena.node.link import Link
 from harena.node.place import Address, tls_context
 from harena.sandbox.alarm import ALARM

@@ -21,7 +21,8 @@ from harena.backends.cluster.choice import NodeHealth
 from harena.backends.cluster.roster import Roster
 from harena.errors import BackendUnavailable, BoxError, BoxLost, HarenaError, IsolationUnavailable, Retry
 from harena.node import client
-from harena.node.client import Connection, NodeBox
+from harena.node.client import NodeBox
+from harena.node.connection import Connection
 from harena.sandbox.backend import Capabilities
 from harena.sandbox.spec import Limits, Spec
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from harena.backends.cluster.ray_node import BoxActor
 from harena.errors import BackendUnavailable, BoxError, Retry, SpecError
-from harena.node.client import Connection
+from harena.node.connection import Connection
 from harena.node.link import Link
 
 SCHEME = "ray://"

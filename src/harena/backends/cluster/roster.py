@@ -10,7 +10,7 @@ from typing import Protocol
 
 from harena.backends.remote.backend import open_connection
 from harena.errors import SpecError
-from harena.node.client import Connection
+from harena.node.connection import Connection
 from harena.node.place import Address, is_loopback
 
 LIST, FILE = "harena://", "nodes:"

@@ -20,7 +20,8 @@ from harena.backends.docker.api import Docker, DockerError
 from harena.backends.docker.container import Bind, Daemon, DockerImage
 from harena.errors import BoxLost, IsolationUnavailable, Retry, StartTimeout, Unsupported, WireError
 from harena.node import client
-from harena.node.client import Connection, NodeBox
+from harena.node.client import NodeBox
+from harena.node.connection import Connection
 from harena.node.link import Link, SocketStream
 from harena.sandbox.backend import Capabilities
 from harena.sandbox.spec import Limits, Spec, default_isolation

@@ -13,7 +13,8 @@ from harena.kube.api import KubeApi
 from harena.kube.claims import Claim, PoolClient
 from harena.kube.placement import PodPlace, PodPlacement
 from harena.node import client, websocket
-from harena.node.client import Connection, NodeBox
+from harena.node.client import NodeBox
+from harena.node.connection import Connection
 from harena.node.place import Address
 from harena.sandbox.backend import Capabilities
 from harena.sandbox.spec import Limits, Spec

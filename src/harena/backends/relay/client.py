@@ -8,7 +8,8 @@ import sys
 import threading
 
 from harena.node import client
-from harena.node.client import Connection, NodeBox
+from harena.node.client import NodeBox
+from harena.node.connection import Connection
 from harena.node.link import Link, SocketStream
 from harena.sandbox.backend import Capabilities
 from harena.sandbox.spec import Limits, Spec

@@ -14,7 +14,8 @@ import threading
 
 from harena.errors import BoxLost, Retry, SpecError, StartTimeout
 from harena.node import client
-from harena.node.client import Connection, NodeBox
+from harena.node.client import NodeBox
+from harena.node.connection import Connection
 from harena.node.link import Link, SocketStream
 from harena.sandbox.backend import Capabilities
 from harena.sandbox.spec import Limits, Spec

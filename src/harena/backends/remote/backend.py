@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 
 from harena.node import client, variables
-from harena.node.client import Connection, NodeBox
+from harena.node.client import NodeBox
+from harena.node.connection import Connection
 from harena.node.place import Address
 from harena.node.websocket import connect_to
 from harena.sandbox.backend import Capabilities
