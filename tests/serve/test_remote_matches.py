@@ -22,7 +22,7 @@ from harena.match.result import AgentCode, Clock, MatchResult, MatchSpec, MatchS
 from harena.match.run import lockstep
 from harena.match.run.play import Rack, play
 from harena.match.run.runner import Runner
-from harena.node import node
+from harena.node import held
 from harena.node.client import NodeConversation
 from harena.sandbox.backend import Turn
 from harena.testing.boxserver import BoxServer, box_server
@@ -147,7 +147,7 @@ def test_an_agent_that_ends_with_questions_unread_loses_and_voids_nothing(far: R
 
 def test_the_node_says_that_a_process_is_gone_for_every_error_of_its_socket() -> None:
     for error in (ConnectionResetError(104, "reset"), OSError(105, "no buffers"), BrokenPipeError(32, "pipe")):
-        with pytest.raises(BrokenPipeError), node.told():
+        with pytest.raises(BrokenPipeError), held.told():
             raise error
 
 

@@ -8,77 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import os
-import select
 import socket
 import threading
-import weakref
-from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
 
 from harena.errors import BoxError, BoxLost, HarenaError, Retry, SpecError, WireError
 from harena.node import messages, verbs
 from harena.node.budget import OutputBudget
+from harena.node.held import GuestSocket, HeldBox, Holdings, ProgramLane, Send, Talk, told
 from harena.node.link import Message
-from harena.node.rules import OwnerQuota, Rules
+from harena.node.rules import OwnerQuota, RequestBudget, Rules
+from harena.node.verbs import Request
 from harena.node.workers import Workers
 from harena.sandbox import backend
-from harena.sandbox.backend import Backend, Box, Conversation, Programs, Stop, Task
-from harena.sandbox.process import CHUNK, Process
-from harena.sandbox.spec import MB, Limits, Result
+from harena.sandbox.backend import Backend, Box, Conversation, Stop
+from harena.sandbox.process import Process
+from harena.sandbox.spec import Limits, Result
 
 Answer = tuple[Message, bytes]
 NOTHING: Answer = ({}, b"")
-T = TypeVar("T")
 
 THREADS = 256
 """Requests of one client that are served at once. A started command takes up to four."""
 WAITING = 2048
 """Requests of one client that wait for a thread; more are refused."""
-WAITING_BYTES = 256 * MB
-"""Most bytes of requests of one client with rules that are served or wait. Its owner has a limit too."""
 CONTROL_THREADS, CONTROL_WAITING = 32, 8192
 """The same for requests that end something: they must not wait behind what they end."""
 CONTROL = {"stop", "close", "forget", "drop", "close_stream", "close_stdin", "signal", "hang_up"}
-TASKS = 64
-"""Programs that a client may give to one box ahead of their results."""
 
 log = logging.getLogger("harena.node")
-
-
-class Send(Protocol):
-    def __call__(self, message: Message, data: bytes = b"", /) -> None:
-        """Send a message to the client. Raises OSError once it is disconnected."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Request:
-    verb: str
-    number: int
-    message: Message
-    data: bytes
-
-    def __getitem__(self, name: str) -> Any:
-        return self.message[name]
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(**self.message["limits"])
-
-    @property
-    def source(self) -> str:
-        return self.data.decode("utf-8", "surrogatepass")
-
-
-@dataclasses.dataclass(slots=True)
-class _Held:
-    """A box that a client holds."""
-
-    box: Box
 
 
 class Node:
@@ -101,14 +61,11 @@ class Node:
         self._rules = rules
         self._quota = quota
         self._backend = served or backend.load("local")
-        self._handles = itertools.count(1)
-        self._things: dict[int, Any] = {}
+        self._held = Holdings(quota)
+        self._requests = RequestBudget(rules, quota)
         self._stops: dict[int, Stop] = {}
         self._lock = threading.Lock()
-        self._closed = False
-        self._held_bytes = 0
         self._outputs = OutputBudget() if quota is None else quota.outputs
-        self._output_of: dict[int, int] = {}
         self._work = Workers("harena-node", threads=THREADS, waiting=WAITING)
         self._control = Workers("harena-node-control", threads=CONTROL_THREADS, waiting=CONTROL_WAITING)
 
@@ -145,15 +102,15 @@ class Node:
                 raise WireError("the client floods the node")
             return
         size = len(request.data)
-        held = self.hold(size)
+        held = self._requests.hold(size)
         if not held or not self._work.run(lambda: self._serve(request)):
             if held:
-                self.let_go(size)
+                self._requests.let_go(size)
             self._refuse_for_now(request)
 
     def answer(self, request: Request) -> None:
         """Answer in this thread."""
-        if self.hold(len(request.data)):
+        if self._requests.hold(len(request.data)):
             self._serve(request)
         else:
             self._refuse_for_now(request)
@@ -171,43 +128,17 @@ class Node:
         with contextlib.suppress(OSError):
             self._send(message)
 
-    def hold(self, size: int) -> bool:
-        """Count a request and its bytes for the client and its owner. False if they have too many."""
-        try:
-            if self._quota is not None:
-                self._quota.take("requests")
-                try:
-                    self._quota.take("bytes of requests", size)
-                except BoxError:
-                    self._quota.give_back("requests")
-                    raise
-        except BoxError:
-            return False
-        with self._lock:
-            self._held_bytes += size
-            if self._rules is None or self._held_bytes <= WAITING_BYTES:
-                return True
-        self.let_go(size)
-        return False
-
-    def let_go(self, size: int) -> None:
-        with self._lock:
-            self._held_bytes -= size
-        if self._quota is not None:
-            self._quota.give_back("requests")
-            self._quota.give_back("bytes of requests", size)
-
     def _serve(self, request: Request) -> None:
         try:
             self._answer(request)
         finally:
-            self.let_go(len(request.data))
+            self._requests.let_go(len(request.data))
 
     def _answer(self, request: Request) -> None:
         try:
-            if self._closed:
+            if self._held.closed:
                 return
-            with self._outputs.share(self._output(request.verb, request.message), lambda: self._closed):
+            with self._outputs.share(self._output(request.verb, request.message), lambda: self._held.closed):
                 value, more = VERBS[request.verb](self, request)
                 self._send({"answer": request.number, "value": value}, more)
         except Exception as error:
@@ -221,80 +152,24 @@ class Node:
             return 0
         if verb in ("exec", "run", "call"):
             return Limits(**message["limits"]).output_bytes
-        return self._output_of.get(message["handle"], 0) if verb in ("wait", "end") else 0
+        return self._held.output_of.get(message["handle"], 0) if verb in ("wait", "end") else 0
 
     def shut_down(self) -> None:
         """End everything that the client holds. Idempotent."""
+        things = self._held.close()
         with self._lock:
-            self._closed = True
-            things, stops = list(self._things.values()), list(self._stops.values())
-            self._things.clear()
+            stops = list(self._stops.values())
         self._outputs.wake()
         for stop in stops:
             with contextlib.suppress(Exception):
                 stop()
         for thing in things:
-            self._discard(thing)
-
-    def _make(self, what: str, make: Callable[[], list[T]], count: int = 1) -> list[tuple[int, T]]:
-        """Create what the client will hold. A client that has gone meanwhile never gets it."""
-        if self._quota is not None:
-            self._quota.take(what, count)
-        try:
-            made = make()
-        except BaseException:
-            if self._quota is not None:
-                self._quota.give_back(what, count)
-            raise
-        handles = [self._keep(thing) for thing in made]
-        if None in handles:
-            raise BoxLost("the client has gone")
-        return [(handle, thing) for handle, thing in zip(handles, made, strict=True) if handle is not None]
-
-    def _keep(self, thing: object) -> int | None:
-        """Return the handle of a thing; None if the client has gone, and the thing with it."""
-        with self._lock:
-            handle = next(self._handles)
-            if not self._closed:
-                self._things[handle] = thing
-                return handle
-        self._discard(thing)
-        return None
-
-    def _discard(self, thing: object) -> None:
-        """End a thing that is no longer in `_things`."""
-        _end(thing)
-        self._returned(thing)
-
-    def _returned(self, thing: object) -> None:
-        what = (
-            "boxes"
-            if isinstance(thing, _Held)
-            else "processes"
-            if isinstance(thing, Process | _Talk | _GuestSocket)
-            else ""
-        )
-        if what and self._quota is not None:
-            self._quota.give_back(what)
-
-    def _pop(self, handle: int, kind: type[T]) -> T | None:
-        """Take a thing away from the client: of several calls, one gets it."""
-        with self._lock:
-            if not isinstance(self._things.get(handle), kind):
-                return None
-            self._output_of.pop(handle, None)
-            return self._things.pop(handle)
-
-    def thing(self, handle: int, kind: type[T]) -> T:
-        thing = self._things.get(handle)
-        if not isinstance(thing, kind):
-            raise BoxLost("the node does not have that any more")
-        return thing
+            self._held.discard(thing)
 
     # ---- boxes ----
 
     def box(self, request: Request) -> Box:
-        return self.thing(request["handle"], _Held).box
+        return self._held.get(request["handle"], HeldBox).box
 
     def capabilities(self, request: Request) -> Answer:
         found = dataclasses.asdict(self._backend.capabilities()) | {"cores": self._cores}
@@ -303,19 +178,17 @@ class Node:
         return found, b""
 
     def load(self, request: Request) -> Answer:
-        boxes, stopping = self._status() if self._status is not None else (self._box_count(), False)
+        boxes, stopping = self._status() if self._status is not None else (self._held.box_count(), False)
         return {"boxes": boxes, "cores": self._cores, "stopping": stopping}, b""
-
-    def _box_count(self) -> int:
-        with self._lock:
-            return sum(isinstance(thing, _Held) for thing in self._things.values())
 
     def create(self, request: Request) -> Answer:
         spec, limits = messages.spec_in(request["spec"]), request.limits
         if self._rules is not None:
             spec = self._rules.admit(spec, limits)
         create = self._backend.create
-        [(handle, held)] = self._make("boxes", lambda: [_Held(create(spec, limits=limits, start_s=request["start_s"]))])
+        [(handle, held)] = self._held.make(
+            "boxes", lambda: [HeldBox(create(spec, limits=limits, start_s=request["start_s"]))]
+        )
         return {"handle": handle, "id": held.box.id, "isolation": getattr(held.box, "isolation", "full")}, b""
 
     def limits(self, request: Request) -> Limits:
@@ -368,12 +241,12 @@ class Node:
         box, count = self.box(request), request["count"]
         behind: list[int] = []
 
-        def fork() -> list[_Held]:
+        def fork() -> list[HeldBox]:
             forks = box.fork(count)
             behind.extend(forked.left_behind for forked in forks)
-            return [_Held(forked.box) for forked in forks]
+            return [HeldBox(forked.box) for forked in forks]
 
-        made = self._make("boxes", fork, count)
+        made = self._held.make("boxes", fork, count)
         forks = [
             {"handle": handle, "id": held.box.id, "left_behind": left}
             for (handle, held), left in zip(made, behind, strict=True)
@@ -392,16 +265,13 @@ class Node:
         return NOTHING
 
     def close(self, request: Request) -> Answer:
-        held = self._pop(request["handle"], _Held)
+        held = self._held.pop(request["handle"], HeldBox)
         if held is not None:
-            with self._lock:
-                for handle, thing in list(self._things.items()):
-                    if isinstance(thing, _Lane) and thing.box is held.box:
-                        del self._things[handle]
+            self._held.forget_lanes(held.box)
             try:
                 held.box.close()
             finally:
-                self._returned(held)
+                self._held.returned(held)
         return NOTHING
 
     # ---- network ----
@@ -419,34 +289,34 @@ class Node:
     def connect(self, request: Request) -> Answer:
         box = self.box(request)
 
-        def connect() -> list[_GuestSocket]:
-            return [_GuestSocket(box.connect(request["port"], request["timeout_s"]))]
+        def connect() -> list[GuestSocket]:
+            return [GuestSocket(box.connect(request["port"], request["timeout_s"]))]
 
-        [(handle, _)] = self._make("processes", connect)
+        [(handle, _)] = self._held.make("processes", connect)
         return {"handle": handle}, b""
 
     def pull(self, request: Request) -> Answer:
-        data = self.thing(request["handle"], _GuestSocket).read(request["timeout_s"])
+        data = self._held.get(request["handle"], GuestSocket).read(request["timeout_s"])
         return {"ready": data is not None}, data or b""
 
     def push(self, request: Request) -> Answer:
-        self.thing(request["handle"], _GuestSocket).sock.sendall(request.data)
+        self._held.get(request["handle"], GuestSocket).sock.sendall(request.data)
         return NOTHING
 
     def shut(self, request: Request) -> Answer:
-        self.thing(request["handle"], _GuestSocket).sock.shutdown(socket.SHUT_WR)
+        self._held.get(request["handle"], GuestSocket).sock.shutdown(socket.SHUT_WR)
         return NOTHING
 
     def hang_up(self, request: Request) -> Answer:
-        guest = self._pop(request["handle"], _GuestSocket)
+        guest = self._held.pop(request["handle"], GuestSocket)
         if guest is not None:
-            self._discard(guest)
+            self._held.discard(guest)
         return NOTHING
 
     # ---- processes ----
 
     def process(self, request: Request) -> Process:
-        return self.thing(request["handle"], Process)
+        return self._held.get(request["handle"], Process)
 
     def start(self, request: Request) -> Answer:
         box = self.box(request)
@@ -464,8 +334,8 @@ class Node:
                 )
             ]
 
-        [(handle, _)] = self._make("processes", start)
-        self._output_of[handle] = request.limits.output_bytes
+        [(handle, _)] = self._held.make("processes", start)
+        self._held.output_of[handle] = request.limits.output_bytes
         return {"handle": handle}, b""
 
     def read(self, request: Request) -> Answer:
@@ -508,26 +378,25 @@ class Node:
         return messages.result_out(self.process(request).wait(request["timeout_s"]))
 
     def forget(self, request: Request) -> Answer:
-        process = self._pop(request["handle"], Process)
+        process = self._held.pop(request["handle"], Process)
         if process is not None:
-            self._discard(process)
+            self._held.discard(process)
         return NOTHING
 
     # ---- programs and conversations ----
 
     def programs(self, request: Request) -> Answer:
         box = self.box(request)
-        with self._lock:
-            known = [handle for handle, one in self._things.items() if isinstance(one, _Lane) and one.box is box]
-        if known:
-            return {"handle": known[0]}, b""
-        lane = _Lane(self, box, self._send)
-        lane.handle = self._keep(lane) or 0
+        known = self._held.lane_of(box)
+        if known is not None:
+            return {"handle": known}, b""
+        lane = ProgramLane(self._requests, box, self._send)
+        lane.handle = self._held.keep(lane) or 0
         return {"handle": lane.handle}, b""
 
     def _give(self, message: Message, data: bytes) -> None:
-        lane = self._things.get(message["handle"])
-        if not isinstance(lane, _Lane):
+        lane = self._held.lane(message["handle"])
+        if lane is None:
             return  # its box was closed, and nobody waits for the task
         task = messages.task_in(message["task"], data)
         if self._rules is not None:
@@ -536,19 +405,19 @@ class Node:
 
     def converse(self, request: Request) -> Answer:
         box, limits = self.box(request), self.limits(request)
-        [(handle, _)] = self._make("processes", lambda: [_Talk(box.converse(request.source, limits=limits))])
-        self._output_of[handle] = limits.output_bytes
+        [(handle, _)] = self._held.make("processes", lambda: [Talk(box.converse(request.source, limits=limits))])
+        self._held.output_of[handle] = limits.output_bytes
         return {"handle": handle}, b""
 
     def converse_with(self, request: Request) -> Answer:
         box, limits, cpus = self.box(request), self.limits(request), set(request["cpus"])
         make = box.converse_with
-        [(handle, _)] = self._make("processes", lambda: [_Talk(make(request["argv"], limits=limits, cpus=cpus))])
-        self._output_of[handle] = limits.output_bytes
+        [(handle, _)] = self._held.make("processes", lambda: [Talk(make(request["argv"], limits=limits, cpus=cpus))])
+        self._held.output_of[handle] = limits.output_bytes
         return {"handle": handle}, b""
 
     def talk(self, request: Request) -> Conversation:
-        return self.thing(request["handle"], _Talk).conversation
+        return self._held.get(request["handle"], Talk).conversation
 
     def met(self, request: Request) -> Answer:
         self.talk(request).met()
@@ -601,180 +470,31 @@ class Node:
         return NOTHING
 
     def end(self, request: Request) -> Answer:
-        talk = self._pop(request["handle"], _Talk)
+        talk = self._held.pop(request["handle"], Talk)
         if talk is None:
             raise BoxLost("the node does not have that any more")
         try:
             return messages.result_out(talk.conversation.end(request["patience_s"]))
         finally:
-            self._returned(talk)
+            self._held.returned(talk)
 
     def drop(self, request: Request) -> Answer:
-        talk = self._pop(request["handle"], _Talk)
+        talk = self._held.pop(request["handle"], Talk)
         if talk is not None:
-            self._discard(talk)
+            self._held.discard(talk)
         return NOTHING
 
 
 VERBS: dict[str, Callable[[Node, Request], Answer]] = {
     method.__name__: method
     for method in (
-        *(
-            Node.capabilities,
-            Node.load,
-            Node.create,
-            Node.stop,
-            Node.exec,
-            Node.run,
-            Node.call,
-            Node.ask_files,
-            Node.fork,
-        ),
-        *(Node.alive, Node.ping, Node.warm_up, Node.close, Node.start, Node.read, Node.close_stream, Node.write),
-        *(Node.close_stdin, Node.signal, Node.resize, Node.wait, Node.forget, Node.programs, Node.converse),
-        Node.converse_with,
-        *(
-            Node.met,
-            Node.send,
-            Node.receive_soon,
-            Node.receive,
-            Node.turn,
-            Node.become_stream,
-            Node.read_log,
-            Node.cpu_ns,
-        ),
-        *(Node.set_network, Node.network_report, Node.connect, Node.pull, Node.push, Node.shut, Node.hang_up),
-        *(Node.others_cpu_ns, Node.freeze, Node.thaw, Node.pin, Node.end, Node.drop),
+        *(Node.capabilities, Node.load, Node.create, Node.stop, Node.exec, Node.run, Node.call, Node.ask_files),
+        *(Node.fork, Node.alive, Node.ping, Node.warm_up, Node.close, Node.start, Node.read, Node.close_stream),
+        *(Node.write, Node.close_stdin, Node.signal, Node.resize, Node.wait, Node.forget, Node.programs),
+        *(Node.converse, Node.converse_with, Node.met, Node.send, Node.receive_soon, Node.receive, Node.turn),
+        *(Node.become_stream, Node.read_log, Node.cpu_ns, Node.set_network, Node.network_report, Node.connect),
+        *(Node.pull, Node.push, Node.shut, Node.hang_up, Node.others_cpu_ns, Node.freeze, Node.thaw, Node.pin),
+        *(Node.end, Node.drop),
     )
 }
 """Verbs that a client may request, in addition to `give`."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Talk:
-    conversation: Conversation
-
-
-class _GuestSocket:
-    """A connection to a port of a box."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(None)  # its readers and writers are threads of their own
-        self.sock = sock
-
-    def read(self, timeout_s: float) -> bytes | None:
-        """Some bytes; none at the end, None if nothing came in time."""
-        poll = select.poll()
-        poll.register(self.sock.fileno(), select.POLLIN)
-        return self.sock.recv(CHUNK) if poll.poll(timeout_s * 1000) else None
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-        self.sock.close()
-
-
-class _Lane:
-    """Runs tasks of a box in a thread, which ends when no task is left. Then the box can be used for other things."""
-
-    def __init__(self, node: Node, box: Box, send: Send) -> None:
-        self.handle = 0
-        self._node = node
-        self._send = send
-        self.box = box
-        self._given: deque[tuple[int, Task]] = deque()
-        self._lock = threading.Lock()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        weakref.finalize(self, os.close, self._bell)
-        self._busy = False
-        self._lost = False
-        self._sizes: dict[int, int] = {}
-
-    def give(self, key: int, task: Task) -> None:
-        with self._lock:
-            if self._lost:
-                raise BoxLost("the box of these programs is lost")
-            if key in self._sizes:
-                raise WireError("two programs with one key")
-            size = len(task.stdin) + sum(map(len, task.sources))
-            if len(self._sizes) >= TASKS or not self._node.hold(size):
-                raise WireError(f"more than {TASKS} programs at once in one box, or too many requests")
-            self._sizes[key] = size
-            self._given.append((key, task))
-            os.eventfd_write(self._bell, 1)
-            if not self._busy:
-                self._busy = True
-                threading.Thread(target=self._work, daemon=True).start()
-
-    def _work(self) -> None:
-        try:
-            self._run(self.box.programs())
-        except (OSError, WireError, BoxError):
-            self._lose()
-            with contextlib.suppress(OSError):
-                self._send({"lane": self.handle, "lost": True})
-        except BaseException:
-            self._lose()
-            raise
-
-    def _lose(self) -> None:
-        with self._lock:
-            self._lost = True
-            sizes, self._sizes = self._sizes, {}
-            self._given.clear()
-        for size in sizes.values():
-            self._node.let_go(size)
-
-    def _run(self, programs: Programs) -> None:
-        running = 0
-        poll = select.poll()
-        poll.register(self._bell, select.POLLIN)
-        while True:
-            with self._lock:
-                if not self._given and not running:
-                    self._busy = False
-                    return
-            while self._given:
-                programs.give(*self._given.popleft())
-                running += 1
-            poll.register(programs.fileno(), select.POLLIN | (0 if programs.flush() else select.POLLOUT))
-            for fd, events in poll.poll():
-                if fd == self._bell:
-                    os.eventfd_read(self._bell)
-                elif events & ~select.POLLOUT:
-                    for ended in programs.collect():
-                        running -= 1
-                        self._tell(ended.key, ended.results, ended.failure)
-
-    def _tell(self, key: int, results: Any, failure: str) -> None:
-        with self._lock:
-            size = self._sizes.pop(key, None)
-        if size is not None:
-            self._node.let_go(size)
-        pairs = [messages.result_out(result) for result in results]
-        self._send(
-            {"lane": self.handle, "key": key, "results": [head for head, _ in pairs], "failure": failure},
-            b"".join(data for _, data in pairs),
-        )
-
-
-@contextlib.contextmanager
-def told() -> Generator[None]:
-    """For what is sent to a process: any failure means that it is gone or does not read, which the client must be able
-    to tell from a lost box. A guest can choose the error: ECONNRESET if it ends with packets unread."""
-    try:
-        yield
-    except (HarenaError, BlockingIOError):
-        raise
-    except OSError as error:
-        raise BrokenPipeError(error.errno, error.strerror) from None
-
-
-def _end(thing: object) -> None:
-    with contextlib.suppress(Exception):
-        if isinstance(thing, _Held):
-            thing.box.close()
-        elif isinstance(thing, _Talk):
-            thing.conversation.drop()
-        elif isinstance(thing, Process | _GuestSocket):
-            thing.close()

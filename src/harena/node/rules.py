@@ -17,6 +17,8 @@ from harena.sandbox.spec import MB, Limits, Mount, Spec
 
 MAX_OPEN = 64
 """Connections at once of one box; each takes descriptors of the server."""
+WAITING_BYTES = 256 * MB
+"""Most bytes of requests of one client with rules that are served or wait. Its owner has a limit too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,3 +217,39 @@ def image_matches(image: str, pattern: str) -> bool:
         image = f"{folder}{slash}{name.partition(':')[0]}:\1"
     parts, wanted = image.split("/"), pattern.split("/")
     return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+
+
+class RequestBudget:
+    """Counts the requests of one client that are served or wait, and their bytes."""
+
+    def __init__(self, rules: Rules | None, quota: OwnerQuota | None) -> None:
+        self._rules = rules
+        self._quota = quota
+        self._lock = threading.Lock()
+        self._bytes = 0
+
+    def hold(self, size: int) -> bool:
+        """Count a request and its bytes for the client and its owner. False if they have too many."""
+        try:
+            if self._quota is not None:
+                self._quota.take("requests")
+                try:
+                    self._quota.take("bytes of requests", size)
+                except BoxError:
+                    self._quota.give_back("requests")
+                    raise
+        except BoxError:
+            return False
+        with self._lock:
+            self._bytes += size
+            if self._rules is None or self._bytes <= WAITING_BYTES:
+                return True
+        self.let_go(size)
+        return False
+
+    def let_go(self, size: int) -> None:
+        with self._lock:
+            self._bytes -= size
+        if self._quota is not None:
+            self._quota.give_back("requests")
+            self._quota.give_back("bytes of requests", size)

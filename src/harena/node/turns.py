@@ -12,7 +12,8 @@ import threading
 
 from harena.errors import WireError
 from harena.node.link import Link
-from harena.node.node import Node, Request
+from harena.node.node import Node
+from harena.node.verbs import Request
 from harena.sandbox.backend import Backend
 
 MAX_IDLE = 4

@@ -5,6 +5,7 @@ before it reaches a box. A request has exactly these fields; none has a default,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from harena.errors import WireError
@@ -244,3 +245,24 @@ def _check_task(task: Message, data: bytes) -> None:
         raise WireError("give: more than one program, and no group")
     if task["grouped"] and sum(sizes) != len(data):
         raise WireError("give: a group has no input")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that `check` has let through."""
+
+    verb: str
+    number: int
+    message: Message
+    data: bytes
+
+    def __getitem__(self, name: str) -> Any:
+        return self.message[name]
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(**self.message["limits"])
+
+    @property
+    def source(self) -> str:
+        return self.data.decode("utf-8", "surrogatepass")
