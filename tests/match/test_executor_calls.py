@@ -14,9 +14,9 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from harena.match.executor import config, replays, server, service
-from harena.match.executor.matches import BACKLOG, Watcher
 from harena.match.executor.orders import CallRefused
 from harena.match.executor.pb import executor_pb2 as pb
+from harena.match.executor.watchers import BACKLOG, Watcher
 from support.executor_client import FIRST_FREE, Client, FakeRunner, refusal, request, result, serving, two, types, until
 
 Code = grpc.StatusCode

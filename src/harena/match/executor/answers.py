@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from harena.match.executor.matches import GameRecord, MatchCall, Told
+from harena.match.executor.matches import GameRecord, MatchCall
 from harena.match.executor.pb import executor_pb2 as pb
+from harena.match.executor.watchers import Told
 from harena.match.game import GameInfo
 from harena.match.result import MatchStatus
 

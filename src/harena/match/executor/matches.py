@@ -1,11 +1,9 @@
-"""Running matches: one request is one `Match`, a series of games played one after the other. Guarantees: never more
-than the limit at once; a cancelled match ends its game and starts no other; a slow watcher loses steps, is told how
-many, and delays nobody.
+"""Running matches: one request is one `MatchCall`, a series of games played one after the other. Guarantees: never more
+than the limit at once; a cancelled match ends its game and starts no other; a watcher (`watchers`) delays nobody.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import threading
@@ -28,14 +26,13 @@ from harena.match.executor.jobs.runner import JobRun, JobRunner, MatchBroken, Ma
 from harena.match.executor.orders import CallRefused, Entrant, Order
 from harena.match.executor.replays import ReplayStore
 from harena.match.executor.turns import Turns
+from harena.match.executor.watchers import Watcher
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
 from harena.match.run.protocol import MatchHandle, MatchRunner
 from harena.match.series import tournament
 from harena.match.series.driver import Series, drive
 from harena.match.series.schedule import Pairing, Schedule
 
-BACKLOG = 256
-"""Number of events kept for a slow watcher."""
 SLACK_S = 15.0
 """Additional time after a game's own clock before a silent runner counts as lost."""
 
@@ -60,48 +57,6 @@ class GameRecord:
     """Result without replay and logs, to save memory."""
     urls: tuple[str, str] = ("", "")
     """URLs of the replay as JSON and as HTML."""
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    kind: str
-    """started, step, finished, result."""
-    game: int
-    data: Any
-    skipped: int
-    """Steps left out before this one."""
-
-
-class Watcher:
-    """Bounded queue between a match and a watcher."""
-
-    def __init__(self) -> None:
-        self._queue: collections.deque[Told | None] = collections.deque()
-        self._skipped = 0
-        self._condition = threading.Condition()
-
-    def put(self, kind: str, game: int, data: Any) -> None:
-        with self._condition:
-            if kind == "step" and len(self._queue) >= BACKLOG:
-                self._skipped += 1
-                return
-            self._queue.append(Told(kind, game, data, self._skipped))
-            self._skipped = 0
-            self._condition.notify()
-
-    def end(self) -> None:
-        with self._condition:
-            self._queue.append(None)
-            self._condition.notify()
-
-    def __iter__(self) -> Iterator[Told]:
-        while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._queue)
-                told = self._queue.popleft()
-            if told is None:
-                return
-            yield told
 
 
 class MatchCall:

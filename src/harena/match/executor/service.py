@@ -23,12 +23,13 @@ from harena.match.executor import answers, orders
 from harena.match.executor.config import ServerConfig
 from harena.match.executor.fetch import Fetcher
 from harena.match.executor.jobs.runner import JobRunner
-from harena.match.executor.matches import SLACK_S, MatchCall, RunningMatches, Watcher, archive_limits
+from harena.match.executor.matches import SLACK_S, MatchCall, RunningMatches, archive_limits
 from harena.match.executor.metrics import ExecutorMetrics
 from harena.match.executor.orders import CALLER, CallRefused
 from harena.match.executor.pb import executor_pb2 as pb
 from harena.match.executor.replays import ReplayStore
 from harena.match.executor.turns import Turns
+from harena.match.executor.watchers import Watcher
 from harena.match.result import Clock, MatchResult, MatchSpec
 from harena.match.run.protocol import MatchRunner
 
