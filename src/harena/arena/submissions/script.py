@@ -20,7 +20,7 @@ from typing import Any, cast
 from harena.arena.submissions.evaluate import EvaluationCancelled, EvaluationStatus
 from harena.errors import BoxError, SpecError
 from harena.match.agent import packages as agent_packages
-from harena.match.run.seat import printable
+from harena.match.run.agent_log import printable
 from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import MB, Limits, Result, Spec, Verdict
 

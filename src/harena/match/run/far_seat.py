@@ -6,47 +6,18 @@ always this version. All clocks of the agent are read on its machine: what the n
 
 from __future__ import annotations
 
-import functools
 import time
-from pathlib import Path
 
-from harena.match.agent import packages
 from harena.match.result import AgentCode
-from harena.match.run.seat import FOLDER, ImageSeat, Seat
+from harena.match.run.agent_box import far_source
+from harena.match.run.image_seat import ImageSeat
+from harena.match.run.seat import Seat
 from harena.sandbox.backend import Turn
 from harena.sandbox.box import Sandbox
-from harena.sandbox.spec import Limits, Spec
+from harena.sandbox.spec import Limits
 
 SOON_S = 0.001
 """How long the node waits for an answer before the others are paused."""
-WARM = ("inspect", "json", "random", "socket", "traceback")
-"""What the harness imports that takes time; imported once for all agents of a box."""
-LOADER = """\
-import sys, types
-for name, text in {modules!r}:
-    module = sys.modules[name] = types.ModuleType(name)
-    module.__file__ = "{folder}/" + name + ".py"
-    exec(compile(text, module.__file__, "exec", dont_inherit=True), module.__dict__)
-module.main()
-"""
-
-
-def far_spec(requirements: tuple[str, ...] = ()) -> Spec:
-    """Spec of an agent's box without files of the machine that makes it. It must offer the packages."""
-    visible = packages.for_agents()
-    preload = () if requirements else (*WARM, *packages.warm(visible))
-    return Spec(packages=visible, requirements=requirements, preload=preload)
-
-
-@functools.cache
-def far_source() -> str:
-    """The harness as one program."""
-    match = Path(__file__).parents[1]
-    modules = [
-        (f"harena_{path.stem}", path.read_text(encoding="utf-8"))
-        for path in (match / "spaces.py", match / "agent/harness.py")
-    ]
-    return LOADER.format(modules=modules, folder=FOLDER)
 
 
 class _FarClocks(Seat):

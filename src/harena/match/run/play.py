@@ -33,8 +33,10 @@ from harena.match.agent import packages
 from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
 from harena.match.replay import replay
 from harena.match.result import AgentCode, MatchResult, MatchSpec, MatchStatus, SeatResult, SeatStatus, VoidCause
-from harena.match.run.far_seat import FarImageSeat, FarSeat, far_spec
-from harena.match.run.seat import Fault, ImageSeat, MatchTimeout, Seat, SeatPlace, box_spec
+from harena.match.run.agent_box import box_spec, far_spec
+from harena.match.run.far_seat import FarImageSeat, FarSeat
+from harena.match.run.image_seat import ImageSeat
+from harena.match.run.seat import Fault, MatchTimeout, Seat, SeatPlace
 from harena.sandbox.box import Sandbox
 from harena.sandbox.spec import Limits, Spec
 

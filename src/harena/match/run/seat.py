@@ -14,19 +14,16 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from harena.errors import BoxError, BoxLost, Retry, SpecError, WireError
-from harena.images.errors import ImageError
+from harena.errors import BoxError, BoxLost, WireError
 from harena.match import spaces
-from harena.match.agent import image, packages
 from harena.match.result import AgentCode, Clock, SeatStatus
+from harena.match.run.agent_log import AgentLog, printable
 from harena.sandbox.backend import MAX_PACKET, Conversation, Turn
 from harena.sandbox.box import Sandbox
-from harena.sandbox.spec import Limits, Mount, Result, Spec, Verdict
+from harena.sandbox.spec import Limits, Result, Verdict
 
-FOLDER = "/opt/harena"
 SOURCE = "import harena_harness\nharena_harness.main()\n"
 WALL_FACTOR, WALL_SLACK_S = 2.0, 0.25
 """How much longer a request may take in wall time than in CPU time before it is a timeout."""
@@ -45,20 +42,6 @@ NOT_TOLD = frozenset({"entry", "shown", "command", "seeds", "stays"})
 _KINDS = {status.value: status for status in (SeatStatus.LOAD, SeatStatus.CRASH, SeatStatus.ILLEGAL, SeatStatus.MEMORY)}
 
 
-def box_spec(requirements: tuple[str, ...] = ()) -> Spec:
-    """Spec of an agent's box: Python with the warm packages for agents, and the harness.
-
-    With requirements, which the agent chose, nothing is preloaded: the warm interpreter must not import them."""
-    visible = packages.for_agents()
-    door = Path(__file__).parents[1]
-    mounts = tuple(
-        Mount(source=str(door / path), target=f"{FOLDER}/harena_{path.stem}.py")
-        for path in (Path("spaces.py"), Path("agent/harness.py"))
-    )
-    preload = () if requirements else (*packages.warm(visible), "harena_harness")
-    return Spec(packages=visible, requirements=requirements, preload=preload, paths=(FOLDER,), mounts=mounts)
-
-
 class Fault(Exception):
     """A failure of the agent, as a value for the runner."""
 
@@ -66,6 +49,10 @@ class Fault(Exception):
         super().__init__(reason)
         self.status = status
         self.reason = reason
+
+
+class MatchTimeout(Exception):
+    """The match's own clock ran out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +93,7 @@ class Seat:
         self._ended = False
         self._is_command = False
         self._start: dict[str, Any] = {}
-        self._log = Log(0, 0)
+        self._log = AgentLog(0, 0)
         self._line = b""
         self._others_ns = 0
         self._clock_ns: int | None = None
@@ -134,7 +121,7 @@ class Seat:
         self._waited_ns = 0
         self._unanswered = 1  # it has yet to say that it is ready
         self._batches: deque[int] = deque()
-        self._log = Log(place.log_bytes, place.output_bytes)
+        self._log = AgentLog(place.log_bytes, place.output_bytes)
         self._started = time.monotonic()
         try:
             self._begin(code, cpus)
@@ -504,84 +491,3 @@ class Seat:
 
     def log(self) -> str:
         return self._log.text()
-
-
-class ImageSeat(Seat):
-    """A seat of an agent that is an image, in a box that ends with it. The host speaks to the command of the image
-    itself, by lines; it is measured, paused and pinned from its first instruction, as the kernel identifies it."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._set_up(limits)
-        self._ended = True  # until there is a box
-        self._unusable: Fault | None = None
-
-    def sit(self, code: AgentCode, place: SeatPlace, cpus: set[int], look: Callable[[], None]) -> None:
-        if not self._met:
-            self._open(code, cpus)
-        super().sit(code, place, cpus, look)
-
-    def _open(self, code: AgentCode, cpus: set[int]) -> None:
-        # Its start-up time begins after this: how long a box takes is not the agent's doing.
-        try:
-            self.box = self._box_of(code)
-            self._talk = self.box.converse_with(image.command_of(code), limits=self.limits, cpus=cpus)
-            self._ended = False
-        except SpecError as error:  # it names a user that it does not have, or has too many layers
-            self._unusable = Fault(SeatStatus.LOAD, printable(str(error))[:500])
-        except ImageError as error:
-            raise BoxError(f"the image of {code.name}: {error}", retry=Retry.SAFE) from None
-
-    def _box_of(self, code: AgentCode) -> Sandbox:
-        return Sandbox(Spec(image=code.image, pull=False))
-
-    def _begin(self, code: AgentCode, cpus: set[int]) -> None:
-        self._start = self._start_message(code)
-        if self.frozen:
-            self._thaw()
-        if not self._met and self._unusable is None:
-            self._talk.met()
-            self._met = True
-            self._mark_ns = self._talk.cpu_ns()
-
-    def ready(self) -> None:
-        if self._unusable is not None:
-            raise self._unusable
-        super().ready()
-
-    def close(self) -> None:
-        super().close()
-        if hasattr(self, "box"):
-            self.box.close()
-
-
-class MatchTimeout(Exception):
-    """The match's own clock ran out."""
-
-
-class Log:
-    """Head and tail of an agent's output."""
-
-    def __init__(self, keep: int, limit: int) -> None:
-        self._half = keep // 2
-        self._head = b""
-        self._tail = b""
-        self._total = 0
-        self._limit = limit
-
-    def add(self, data: bytes) -> bool:
-        """Add output. Returns False once there is too much."""
-        self._total += len(data)
-        room = self._half - len(self._head)
-        self._head += data[:room]
-        self._tail = (self._tail + data[max(0, room) :])[-self._half :] if self._half else b""
-        return self._total <= self._limit
-
-    def text(self) -> str:
-        left_out = self._total - len(self._head) - len(self._tail)
-        gap = f"\n[… {left_out} bytes left out …]\n".encode() if left_out > 0 else b""
-        return printable((self._head + gap + self._tail).decode("utf-8", "replace"))
-
-
-def printable(text: str) -> str:
-    """Text without terminal control characters, since an agent's output is shown to people."""
-    return "".join(char if char in "\n\t" or char.isprintable() else "�" for char in text)

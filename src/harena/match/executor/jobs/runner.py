@@ -25,7 +25,7 @@ from harena.match.executor.jobs.manifest import JobMatch, PodAgent
 from harena.match.executor.jobs.pod_state import PodPhase
 from harena.match.orchestrator import wire
 from harena.match.result import MatchResult, MatchSpec, MatchStatus, VoidCause
-from harena.match.run.seat import printable
+from harena.match.run.agent_log import printable
 
 log = logging.getLogger("harena.executor")
 
