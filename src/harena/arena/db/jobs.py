@@ -15,6 +15,8 @@ share that was away starts at the virtual time: it neither saved up nor owes any
     with database.begin():          # all of it or nothing
         queue.finish(job)           # raises LeaseLost when somebody else has it
         store.submissions.rank(...)
+
+One file, however long: these guarantees hold because every statement that changes the table is here.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 Guarantees: the same agent and the same secret give the same result; all submissions of a season play the same hidden
 episodes, each in its own order; every episode starts in a new process on empty files, so an agent cannot carry anything
 from one to the next; its own seed follows from its code alone, so nothing that it is given tells one episode from
-another. An agent's own fault is a value, an `Evaluation` that failed; a fault of the platform or of the game is raised
-as `EvaluationVoid`, which says whether to try again. Does not decide who may see what: an evaluation on hidden seeds
-holds returns, steps and logs that must not be shown before the season ends.
+another. An agent's own fault is a value, an `EvaluationRun` that failed; a fault of the platform or of the game is
+raised as `EvaluationVoid`, which says whether to try again. Does not decide who may see what: an evaluation on hidden
+seeds holds returns, steps and logs that must not be shown before the season ends.
+
+One file: each of these guarantees depends on the seeds, on the episodes and on what is published of them.
 """
 
 from __future__ import annotations

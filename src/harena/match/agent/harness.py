@@ -7,6 +7,8 @@ beginning of a packet that was too long. An x from here, with JSON, is the last:
 
 Games that are played at once have an agent object each, with its own seed and random numbers: `random` and
 `numpy.random` have one state in a process, so their functions are patched to use the state of the current game.
+
+One file, however long: it is mounted into boxes, and sent to boxes of other machines, as one module.
 """
 
 from __future__ import annotations

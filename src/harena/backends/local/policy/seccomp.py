@@ -9,7 +9,7 @@ A refused call gets EPERM. Unknown calls, and calls that software can do without
 call of a foreign architecture is killed; x32 calls carry numbers far above the highest known one and get ENOSYS, as
 from a kernel built without x32.
 
-Most of this file is the list itself, which is read as a whole; `bpf` compiles it.
+One file: most of it is the list itself, which is read as a whole; `bpf` compiles it.
 """
 
 from __future__ import annotations
