@@ -23,48 +23,8 @@ from harena.sessions.pools import UNSET, SessionClocks
 from harena.sessions.service import LOCAL, Service, session_view
 
 
-class SessionEngine(Protocol):
-    def create_pool(
-        self,
-        name: str,
-        namespace: str,
-        *,
-        image: str | None,
-        spec: Spec | None,
-        limits: Limits | None,
-        replicas: int,
-        idle_s: float | None,
-        lifetime_s: float | None,
-        allocation_s: float | None,
-    ) -> Record: ...
-
-    def scale_pool(self, name: str, namespace: str, replicas: int) -> Record: ...
-
-    def drain_pool(self, name: str, namespace: str) -> Record: ...
-
-    def batch(
-        self,
-        programs: Sequence[str],
-        *,
-        stdin: Sequence[bytes] | None,
-        limits: Limits | None,
-        pool_ref: str | None,
-        namespace: str,
-        image: str | None,
-        spec: Spec | None,
-        run: str,
-        agent: str,
-    ) -> Iterator[Record]: ...
-
-    def pool(self, name: str, namespace: str) -> Record: ...
-
-    def pool_status(self, name: str, namespace: str) -> Record: ...
-
-    def delete_pool(self, name: str, namespace: str) -> None: ...
-
-    def create_session(self, **options: Any) -> Record: ...
-
-    def delete_session(self, session_id: str) -> None: ...
+class SessionVerbs(Protocol):
+    """What can be done with a session."""
 
     def execute(
         self,
@@ -107,8 +67,6 @@ class SessionEngine(Protocol):
 
     def restore(self, session_id: str, name: str) -> None: ...
 
-    def fork(self, session_id: str, at: str | None) -> Record: ...
-
     def start_terminal(
         self, session_id: str, *, command: list[str], cwd: str | None, rows: int, cols: int
     ) -> Process: ...
@@ -116,6 +74,58 @@ class SessionEngine(Protocol):
     def set_network(self, session_id: str, network: Network | None) -> None: ...
 
     def network_report(self, session_id: str) -> NetworkReport: ...
+
+
+class SessionEngine(Protocol):
+    """Where pools and sessions are made."""
+
+    def create_pool(
+        self,
+        name: str,
+        namespace: str,
+        *,
+        image: str | None,
+        spec: Spec | None,
+        limits: Limits | None,
+        replicas: int,
+        idle_s: float | None,
+        lifetime_s: float | None,
+        allocation_s: float | None,
+    ) -> Record: ...
+
+    def scale_pool(self, name: str, namespace: str, replicas: int) -> Record: ...
+
+    def drain_pool(self, name: str, namespace: str) -> Record: ...
+
+    def batch(
+        self,
+        programs: Sequence[str],
+        *,
+        stdin: Sequence[bytes] | None,
+        limits: Limits | None,
+        pool_ref: str | None,
+        namespace: str,
+        image: str | None,
+        spec: Spec | None,
+        run: str,
+        agent: str,
+    ) -> Iterator[Record]: ...
+
+    def pool(self, name: str, namespace: str) -> Record: ...
+
+    def pool_status(self, name: str, namespace: str) -> Record: ...
+
+    def delete_pool(self, name: str, namespace: str) -> None: ...
+
+    def create_session(self, **options: Any) -> Record: ...
+
+    def delete_session(self, session_id: str) -> None: ...
+
+    def fork(self, session_id: str, at: str | None) -> Record: ...
+
+    def holder(self, session_id: str) -> SessionVerbs:
+        """Return what carries out the verbs of a session. Raises NotFound where it can tell that there is none."""
+        ...
 
 
 class LocalEngine:
@@ -186,6 +196,9 @@ class LocalEngine:
 
     def delete_session(self, session_id: str) -> None:
         self.service.session(LOCAL, session_id).end()
+
+    def holder(self, session_id: str) -> LocalEngine:
+        return self
 
     def execute(
         self,

@@ -16,11 +16,9 @@ from harena.kube.api import KubeApi, KubeError, path
 from harena.kube.claims import Claim, PoolClient, message_of
 from harena.kube.objects import Object, items, part
 from harena.kube.placement import PodPlace, PodPlacement
-from harena.sandbox.network import Network, NetworkReport
-from harena.sandbox.process import Process
 from harena.sandbox.spec import Limits, Spec
 from harena.sessions.errors import Conflict, NotFound
-from harena.sessions.operations import OnOutput, OnStep, Record
+from harena.sessions.operations import Record
 from harena.sessions.remote import RemoteEngine
 
 IDLE_S = 3600.0
@@ -155,7 +153,8 @@ class KubernetesEngine:
                 self._placements[(namespace, pool)] = PodPlacement(client, _connect, lambda engine: True)
             return self._placements[(namespace, pool)]
 
-    def _engine(self, session_id: str) -> RemoteEngine:
+    def holder(self, session_id: str) -> RemoteEngine:
+        """Return the server of the pod that has the session."""
         with self._lock:
             held = self._sessions.get(session_id)
         if held is None:
@@ -163,7 +162,7 @@ class KubernetesEngine:
         return held[1].connection
 
     def delete_session(self, session_id: str) -> None:
-        engine = self._engine(session_id)
+        engine = self.holder(session_id)
         with self._lock:
             placement, place = self._sessions.pop(session_id)
         try:
@@ -172,83 +171,8 @@ class KubernetesEngine:
         finally:
             placement.leave(place)
 
-    def execute(
-        self,
-        session_id: str,
-        steps: object,
-        *,
-        operation_id: str,
-        keep_going: bool,
-        trace_id: str,
-        on_step: OnStep | None,
-        on_output: OnOutput | None,
-    ) -> Record:
-        return self._engine(session_id).execute(
-            session_id,
-            steps,
-            operation_id=operation_id,
-            keep_going=keep_going,
-            trace_id=trace_id,
-            on_step=on_step,
-            on_output=on_output,
-        )
-
-    def start_terminal(self, session_id: str, *, command: list[str], cwd: str | None, rows: int, cols: int) -> Process:
-        start = self._engine(session_id).start_terminal
-        return start(session_id, command=command, cwd=cwd, rows=rows, cols=cols)
-
-    def set_network(self, session_id: str, network: Network | None) -> None:
-        self._engine(session_id).set_network(session_id, network)
-
-    def network_report(self, session_id: str) -> NetworkReport:
-        return self._engine(session_id).network_report(session_id)
-
-    def evaluate(
-        self,
-        session_id: str,
-        steps: object,
-        *,
-        image: str | None,
-        spec: Spec | None,
-        limits: Limits | None,
-        operation_id: str,
-        keep_going: bool,
-        trace_id: str,
-    ) -> Record:
-        return self._engine(session_id).evaluate(
-            session_id,
-            steps,
-            image=image,
-            spec=spec,
-            limits=limits,
-            operation_id=operation_id,
-            keep_going=keep_going,
-            trace_id=trace_id,
-        )
-
-    def history(self, session_id: str) -> list[Record]:
-        return self._engine(session_id).history(session_id)
-
-    def trajectory(self, session_id: str) -> Iterator[Record]:
-        return self._engine(session_id).trajectory(session_id)
-
-    def reward(self, session_id: str, reward: float | None, *, done: bool, seq: int | None) -> None:
-        self._engine(session_id).reward(session_id, reward, done=done, seq=seq)
-
-    def write(self, session_id: str, path: str, data: bytes) -> str:
-        return self._engine(session_id).write(session_id, path, data)
-
-    def read(self, session_id: str, path: str) -> bytes:
-        return self._engine(session_id).read(session_id, path)
-
-    def snapshot(self, session_id: str) -> str:
-        return self._engine(session_id).snapshot(session_id)
-
-    def restore(self, session_id: str, name: str) -> None:
-        self._engine(session_id).restore(session_id, name)
-
     def fork(self, session_id: str, at: str | None) -> Record:
-        made = self._engine(session_id).fork(session_id, at)
+        made = self.holder(session_id).fork(session_id, at)
         with self._lock:
             placement, place = self._sessions[session_id]
         placement.enter_same(place)

@@ -154,6 +154,9 @@ class RemoteEngine:
     def delete_session(self, session_id: str) -> None:
         self._ask("DELETE", f"/v1/sessions/{_part(session_id)}")
 
+    def holder(self, session_id: str) -> RemoteEngine:
+        return self
+
     def execute(
         self,
         session_id: str,

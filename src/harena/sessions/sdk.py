@@ -183,6 +183,10 @@ class SandboxSession:
             raise BoxClosed("the session has no sandbox: use `with`, or call create_sandbox()")
         return self.sandbox["id"]
 
+    @property
+    def _holder(self) -> engine.SessionVerbs:
+        return self._engine.holder(self.session_id)
+
     def create_sandbox(self) -> Record:
         """Take a box from the pool, or create it. Does nothing if the session has one."""
         if self.sandbox is None:
@@ -240,7 +244,7 @@ class SandboxSession:
             for call in calls:
                 call(record)
 
-        return self._engine.execute(
+        return self._holder.execute(
             self.session_id,
             steps,
             operation_id=operation_id or secrets.token_hex(12),
@@ -272,7 +276,7 @@ class SandboxSession:
         """Run steps in a second box that has a copy of this session's files, and return the result as `execute` does.
         What runs in the session sees neither that box nor its files, and the history does not name it. Without an
         image or a spec, the box is like that of the session, but has no network."""
-        return self._engine.evaluate(
+        return self._holder.evaluate(
             self.session_id,
             steps,
             image=image,
@@ -285,50 +289,50 @@ class SandboxSession:
 
     def history(self) -> list[Record]:
         """Return every step that has run, in order."""
-        return self._engine.history(self.session_id)
+        return self._holder.history(self.session_id)
 
     def create_interactive_shell(
         self, command: list[str] | None = None, *, cwd: str | None = None, rows: int = 24, cols: int = 80
     ) -> Process:
         """Start a shell, or a command, with a terminal: `write` types, `stdout.read` returns what appears, `resize`
         changes its size. It ends with the session. On a server it is a WebSocket connection, and ends with that too."""
-        return self._engine.start_terminal(self.session_id, command=command or [], cwd=cwd, rows=rows, cols=cols)
+        return self._holder.start_terminal(self.session_id, command=command or [], cwd=cwd, rows=rows, cols=cols)
 
     def trajectory(self) -> list[Record]:
         """Return every action so far with its full observation, reward, done, usage and fault. Needs a journal."""
-        return list(self._engine.trajectory(self.session_id))
+        return list(self._holder.trajectory(self.session_id))
 
     def reward(self, reward: float | None, *, done: bool = False, seq: int | None = None) -> None:
         """Record the reward of the latest step, or of the action with this `seq` in the trajectory."""
-        self._engine.reward(self.session_id, reward, done=done, seq=seq)
+        self._holder.reward(self.session_id, reward, done=done, seq=seq)
 
     # ---- network ----
 
     def set_network(self, network: Network | None) -> None:
         """Replace what the box may reach; None closes its network. Connections that are no longer allowed are cut. The
         session must have been created with a network, as in spec=Spec(network=Network())."""
-        self._engine.set_network(self.session_id, network)
+        self._holder.set_network(self.session_id, network)
 
     def network_report(self) -> NetworkReport:
         """Return what the box did with its network, and which attempts were refused."""
-        return self._engine.network_report(self.session_id)
+        return self._holder.network_report(self.session_id)
 
     # ---- files and snapshots ----
 
     def upload(self, path: str, data: bytes) -> str:
         """Replace a file in the box, and return its SHA-256, which was checked on arrival."""
-        return self._engine.write(self.session_id, path, data)
+        return self._holder.write(self.session_id, path, data)
 
     def download(self, path: str) -> bytes:
-        return self._engine.read(self.session_id, path)
+        return self._holder.read(self.session_id, path)
 
     def snapshot(self) -> str:
         """Save the workspace, and return the name of the snapshot."""
-        return self._engine.snapshot(self.session_id)
+        return self._holder.snapshot(self.session_id)
 
     def restore(self, name: str) -> None:
         """Restore the workspace from a snapshot, or from a step such as "step-3" with keep_steps."""
-        self._engine.restore(self.session_id, name)
+        self._holder.restore(self.session_id, name)
 
     def fork(self, at: str | None = None) -> SandboxSession:
         """Create a session that continues from here with the interpreter's memory, or with the workspace of a snapshot
