@@ -20,8 +20,8 @@ from harena.kube import names
 from harena.kube.api import path
 from harena.kube.claims import PoolClient
 from harena.node.place import Trust
+from harena.sessions.engines.remote import RemoteEngine
 from harena.sessions.errors import NotFound
-from harena.sessions.remote import RemoteEngine
 from support.clusters import PYTHON_IMAGE, World, until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.services, pytest.mark.serial]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harena.sessions import engine
+from harena.sessions.engines import engine
 from harena.testing.boxserver import BoxServer, box_server
 
 

@@ -96,7 +96,7 @@ def test_cancelled_execution_is_picked_up_by_its_id(where: Keywords) -> None:
 
 
 def test_session_whose_creation_was_cancelled_is_ended(where: Keywords) -> None:
-    from harena.sessions import engine
+    from harena.sessions.engines import engine
 
     def sessions() -> int:
         found = engine.find(where.get("server"), where.get("token"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harena.images import ImageStore
-from harena.sessions import engine
+from harena.sessions.engines import engine
 from harena.testing.boxserver import box_server
 from support.roots import busybox_entries, write_tar
 

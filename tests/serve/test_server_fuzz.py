@@ -16,7 +16,7 @@ from harena.node import messages
 from harena.sandbox.backend import Capabilities
 from harena.sandbox.network import NetworkReport
 from harena.sessions import errors
-from harena.sessions.remote import RemoteEngine
+from harena.sessions.engines.remote import RemoteEngine
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["ok", "end"]),

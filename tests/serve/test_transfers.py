@@ -15,9 +15,10 @@ import pytest
 
 from harena import BoxError, Sandbox, SandboxSession, Spec, SpecError, WireError
 from harena.node.rules import OwnerQuota, Rules
-from harena.sessions import remote, transfers
+from harena.sessions import transfers
+from harena.sessions.engines import remote
+from harena.sessions.engines.remote import RemoteEngine
 from harena.sessions.errors import Conflict, FileChanged, NotFound
-from harena.sessions.remote import RemoteEngine
 from harena.sessions.session import Session
 from harena.sessions.transfers import Piece
 from harena.testing.boxserver import BoxServer

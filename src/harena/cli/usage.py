@@ -41,7 +41,7 @@ def remote(args: argparse.Namespace) -> Any:
     server = args.server or variables.server()
     if not server:
         return None
-    from harena.sessions.remote import RemoteEngine
+    from harena.sessions.engines.remote import RemoteEngine
 
     return RemoteEngine(server, args.token or variables.token())
 

@@ -19,7 +19,7 @@ from harena.operator import decide, tasks
 from harena.operator.keys import PoolKeys
 from harena.operator.pods import make_pod, network_policy, owner_of
 from harena.operator.views import PoolView, task_view, when
-from harena.sessions.remote import RemoteEngine
+from harena.sessions.engines.remote import RemoteEngine
 
 if TYPE_CHECKING:
     from harena.operator.controller import Controller

@@ -12,9 +12,9 @@ from typing import Any
 from harena.errors import BoxError, HarenaError, Retry, SpecError
 from harena.kube.objects import Object, items, part
 from harena.operator.views import when
+from harena.sessions.engines.remote import RemoteEngine
 from harena.sessions.errors import Conflict
 from harena.sessions.operations import Record
-from harena.sessions.remote import RemoteEngine
 from harena.sessions.steps import seconds
 
 MAX_OUTPUT = 64 * 1024

@@ -18,7 +18,7 @@ from harena.node import variables
 from harena.sandbox.network import Network, NetworkReport
 from harena.sandbox.process import Process
 from harena.sandbox.spec import Limits, Spec
-from harena.sessions import engine
+from harena.sessions.engines import engine
 from harena.sessions.errors import NotFound
 from harena.sessions.operations import OnOutput, OnStep, Record
 

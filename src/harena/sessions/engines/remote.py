@@ -24,7 +24,7 @@ from harena.sandbox.process import Process
 from harena.sandbox.spec import MB, Limits, Spec
 from harena.sessions import errors
 from harena.sessions.batches import BatchWork
-from harena.sessions.connections import new_connection, opened
+from harena.sessions.engines.connections import new_connection, opened
 from harena.sessions.operations import OnOutput, OnStep, Record, call_back, with_steps
 from harena.sessions.pools import ALLOCATION_S
 from harena.sessions.steps import parse_steps

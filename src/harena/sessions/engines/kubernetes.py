@@ -17,9 +17,9 @@ from harena.kube.claims import Claim, PoolClient, message_of
 from harena.kube.objects import Object, items, part
 from harena.kube.placement import PodPlace, PodPlacement
 from harena.sandbox.spec import Limits, Spec
+from harena.sessions.engines.remote import RemoteEngine
 from harena.sessions.errors import Conflict, NotFound
 from harena.sessions.operations import Record
-from harena.sessions.remote import RemoteEngine
 
 IDLE_S = 3600.0
 """A session that was given no idle clock has this one: its client may be gone."""

@@ -324,12 +324,12 @@ def find(server: str | None, token: str | None, cluster: bool | str | None = Non
     cluster = cluster or (variables.kubernetes() if not server and cluster is None else None)
     server = server or (variables.server() if not cluster else None)
     if cluster:
-        from harena.sessions.kubernetes import KubernetesEngine
+        from harena.sessions.engines.kubernetes import KubernetesEngine
 
         context = cluster if isinstance(cluster, str) else None
         return _share(("kubernetes", context), lambda: KubernetesEngine(context))
     if server:
-        from harena.sessions.remote import RemoteEngine
+        from harena.sessions.engines.remote import RemoteEngine
 
         key = server, token or variables.token()
         return _share(key, lambda: RemoteEngine(*key))
