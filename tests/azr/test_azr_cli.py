@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from harena.azr import cli, run
+from harena.azr import run
 from harena.azr.check.verify import TaskVerifier
+from harena.azr.cli import commands as cli
 from harena.azr.engines.protocol import Completion, CompletionRequest, Sampling
 from harena.azr.report import evaluate, journal, show
 from harena.azr.report.scores import Score

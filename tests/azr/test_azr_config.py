@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harena.azr import config, options
+from harena.azr import config
+from harena.azr.cli import options
 from harena.azr.config import Algorithm, TrainConfig
 from harena.azr.tasks.kinds import TaskKind
 from harena.errors import SpecError

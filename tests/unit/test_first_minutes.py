@@ -196,7 +196,7 @@ def test_what_no_command_foresaw_is_one_line_too(capsys: Capture, monkeypatch: p
 
 
 def test_a_missing_part_names_the_extra(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "harena.azr.cli", None)
+    monkeypatch.setitem(sys.modules, "harena.azr.cli.commands", None)
     assert cli.main(["azr", "train"]) == cli.UNAVAILABLE
     assert capsys.readouterr().err == "harena: this needs harena-azr; pip install 'harena[azr]'\n"
     assert "azr" in {command.words[0] for command in reference.commands() if command.words}

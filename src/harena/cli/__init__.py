@@ -89,7 +89,7 @@ PARTS = {
         "validate": "check an agent: load it in a box and let it play a short game",
         "executor": "serve matches over gRPC",
     },
-    "harena.azr.cli": {
+    "harena.azr.cli.commands": {
         "azr": "train a model by self-play (Absolute Zero), evaluate it, read the tasks it proposes",
     },
     "harena.arena.host_cli": {

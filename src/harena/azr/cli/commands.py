@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harena.azr import cli_study, options
+from harena.azr.cli import options, study
 from harena.azr.engines import registry
 from harena.azr.errors import TrainingError
 from harena.command import UNAVAILABLE, USAGE, Action, guarded, print_json
@@ -478,7 +478,7 @@ def _gpu_sizes(device: str) -> dict[str, Any]:
 
 def _study(args: argparse.Namespace) -> int:
     try:
-        print(cli_study.study(args, _say))
+        print(study.study(args, _say))
     except KeyboardInterrupt:
         _say("interrupted: the same command goes on")
         raise
@@ -486,7 +486,7 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    print(cli_study.export(args))
+    print(study.export(args))
     return OK
 
 
