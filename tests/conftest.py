@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from harena.testing.plugin import pytest_configure as pytest_configure
 from harena.testing.plugin import pytest_ignore_collect as pytest_ignore_collect
@@ -14,6 +15,10 @@ from harena.testing.plugin import pytest_runtest_setup as pytest_runtest_setup
 
 # Threads of one sum wait for each other. Beside other tests they wait for most of their time, and models here are small.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# On a busy machine an example may take long, to make or to run, without anything being wrong.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 SERVICES = ("chromium", "postgres")
