@@ -219,7 +219,7 @@ def test_an_agent_is_validated_in_a_job(client: Client) -> None:
 
 
 def test_what_a_killed_executor_leaves_ends_and_is_removed_by_the_next(world: World, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(world.text(", ttl_sec: 0"))
+    (tmp_path / "config.yaml").write_text(world.text(", ttl_sec: 3600"))  # so that the cluster does not remove it
     program = "from harena.match.executor.server import serve_from; serve_from()"
     environ = {**os.environ, "CONFIG_PATH": str(tmp_path / "config.yaml"), "LOG_LEVEL": "INFO"}
     with subprocess.Popen([sys.executable, "-c", program], env=environ, stderr=subprocess.PIPE, text=True) as process:

@@ -64,6 +64,11 @@ def in_cluster() -> bool:
     return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and (ACCOUNT / "token").exists()
 
 
+def named() -> str:
+    """What KUBECONFIG names now; empty: nothing."""
+    return os.environ.get("KUBECONFIG", "")
+
+
 def load(path: str | None = None, context: str | None = None) -> ClusterAccess:
     """Return the access of a kubeconfig file: `path`, else KUBECONFIG; else of the pod's service account; else of
     ~/.kube/config. `context` names one of the file, in place of its current one."""

@@ -324,10 +324,11 @@ def find(server: str | None, token: str | None, cluster: bool | str | None = Non
     cluster = cluster or (variables.kubernetes() if not server and cluster is None else None)
     server = server or (variables.server() if not cluster else None)
     if cluster:
+        from harena.kube import config
         from harena.sessions.engines.kubernetes import KubernetesEngine
 
         context = cluster if isinstance(cluster, str) else None
-        return _share(("kubernetes", context), lambda: KubernetesEngine(context))
+        return _share((f"kubernetes {config.named()}", context), lambda: KubernetesEngine(context))
     if server:
         from harena.sessions.engines.remote import RemoteEngine
 
