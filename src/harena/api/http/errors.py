@@ -66,6 +66,7 @@ KNOWN: dict[type[Exception], ErrorAnswer] = {
     models.LeaseLost: ErrorAnswer(409, "conflict", "read it again, then decide"),
     models.Busy: ErrorAnswer(503, "busy", "try again in a minute", {"Retry-After": "60"}),
     models.StorageFull: ErrorAnswer(507, "storage_full", "tell the host, and try again later", {"Retry-After": "300"}),
+    models.ReadOnly: ErrorAnswer(503, "read_only", "tell the host, and try again later", {"Retry-After": "60"}),
     files.FilesUnavailable: ErrorAnswer(503, "unavailable", "try again in a few seconds", {"Retry-After": "5"}),
     models.StoreError: ErrorAnswer(503, "unavailable", "try again in a few seconds", {"Retry-After": "5"}, told=False),
     orders.BadWorkerAnswer: ErrorAnswer(422, "bad_answer", "update the worker: it must be of the server's version"),
@@ -137,7 +138,7 @@ def response(error: Exception, request_id: str) -> Response:
         error = models.StorageFull("no space is left on the server's disk")
     answer = answer_of(error)
     detail = str(error)
-    if isinstance(error, models.StorageFull | files.FilesUnavailable):
+    if isinstance(error, models.StorageFull | models.ReadOnly | files.FilesUnavailable):
         LOG.error("request %s failed: %s", request_id, detail)
     elif not answer.told:
         # The trace of a database that is away tells its host nothing.

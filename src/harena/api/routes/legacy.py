@@ -40,7 +40,7 @@ KindOf = Annotated[
 @router.get("/health", responses=answers(schema.Health), summary="Whether the server and its database answer")
 def health(api: ApiOf) -> Response:
     api.store.events.last()
-    found = (integrity.writable(api.settings.data), api.files_watch.problem())
+    found = (integrity.writable(api.settings.data), api.store.database.problem(), api.files_watch.problem())
     problems = tuple(problem for problem in dict.fromkeys(found) if problem)
     status = "degraded" if problems else "healthy"
     return reply(schema.Health(status=status, version=harena.__version__, problems=problems))

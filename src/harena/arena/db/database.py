@@ -10,7 +10,9 @@ with `on_commit` is told what a transaction of this process has changed, after i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import logging
 import sqlite3
 import threading
@@ -25,7 +27,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
 from harena.arena.db import integrity, migrations
-from harena.arena.db.models import StoreError
+from harena.arena.db.models import ReadOnly, StorageFull, StoreError
 from harena.arena.db.server.locks import WRITER, Leadership
 from harena.arena.db.server.presence import ANYTHING, CHANNEL, Presence, new_token
 from harena.errors import BackendUnavailable, SpecError
@@ -79,7 +81,8 @@ class Database:
         self._writer = _OneWriter(self.engine) if embedded else _OneInTurn(self.engine)
         # A statement outside of `begin()` is on its own on both, and PostgreSQL need not be told where it ends.
         self._alone = self.engine if embedded else self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._told = integrity.in_our_words if embedded else _in_our_words
+        self._file = Path(str(self.engine.url.database)) if embedded else None
+        self._told = functools.partial(integrity.in_our_words, self._file.parent) if self._file else _in_our_words
         self._token = new_token()
         self._presence: Presence | None = None
         self._singles = None if embedded else _Singles(url)
@@ -204,6 +207,14 @@ class Database:
         with self._told(), self._alone.connect() as connection:
             yield connection
 
+    def problem(self) -> str:
+        """Why nothing can be written; empty: it can, as far as one can tell without writing."""
+        if self._file is not None:
+            return integrity.unwritable(self._file)
+        with self.read() as connection:
+            setting = connection.exec_driver_sql("SHOW transaction_read_only").scalar_one()
+        return integrity.NO_CHANGES if setting == "on" else ""
+
     def insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
         """An INSERT that knows ON CONFLICT."""
         return self._insert(table)
@@ -228,27 +239,38 @@ class _OneWriter:
         self.engine = engine
         self.turn = threading.Lock()
         self.connection: sa.Connection | None = None
+        self.read_only = False
+        """Whether the last connection could only read."""
 
     @contextmanager
     def begin(self) -> Generator[sa.Connection]:
         with self.turn:
             if self.connection is None:
+                if self.read_only:
+                    # Those in the pool hold files that were opened for reading.
+                    self.engine.dispose()
+                    self.read_only = False
                 self.connection = self.engine.connect()
                 self.driver: Any = self.connection.connection.dbapi_connection
             try:
-                self._begin()
+                self.driver.execute("BEGIN IMMEDIATE")
                 yield self.connection
                 self.connection.commit()
                 self.driver.commit()
-            except BaseException:
-                self._drop()  # rolls back
+            except BaseException as error:
+                self._roll_back(error)
                 raise
 
-    def _begin(self) -> None:
-        try:
-            self.driver.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            raise StoreError(f"the database cannot be written now: {error}") from error
+    def _roll_back(self, error: BaseException) -> None:
+        # A disk that has become read-only would be opened for reading, so the connection is kept where it can be: it
+        # writes again as soon as the disk does.
+        self.read_only = integrity.says_read_only(error)
+        if not self.read_only and self.connection is not None:
+            with contextlib.suppress(sqlite3.Error, exc.SQLAlchemyError):
+                self.connection.rollback()
+                self.driver.rollback()
+                return
+        self._drop()
 
     def close(self) -> None:
         with self.turn:
@@ -303,8 +325,8 @@ class _Singles:
         dbapi: Any = self._engine.dialect.dbapi
         try:
             row = driver.execute(prepared.text, prepared.constants | values, prepare=True).fetchone()
-        except (dbapi.OperationalError, dbapi.InterfaceError) as error:
-            raise StoreError(f"the database cannot be used now: {_first_line(error)}") from error
+        except (dbapi.OperationalError, dbapi.InterfaceError, dbapi.InternalError) as error:
+            raise _server_error(error) or error from error
         return None if row is None else prepared.decoded(row)
 
     @contextmanager
@@ -387,10 +409,22 @@ def _in_our_words() -> Generator[None]:
     """A server that is away, shuts down, or lets us wait too long is no bug, and may be back the next time."""
     try:
         yield
-    except (exc.OperationalError, exc.InterfaceError) as error:
-        raise StoreError(f"the database cannot be used now: {_first_line(error.orig)}") from error
+    except (exc.OperationalError, exc.InterfaceError, exc.InternalError) as error:
+        raise _server_error(error.orig) or error from error
     except exc.TimeoutError as error:
         raise StoreError("the database cannot be used now: all connections are in use") from error
+
+
+def _server_error(error: BaseException | None) -> StoreError | None:
+    """What an error of PostgreSQL means to us; None: it is a bug. The numbers are its error codes."""
+    state: str = getattr(error, "sqlstate", None) or ""
+    if state == "25006":  # also on a standby
+        return ReadOnly(integrity.NO_CHANGES)
+    if state == "53100":
+        return StorageFull("the disk of the database is full")
+    if state and state[:2] in ("25", "2D", "XX"):  # InternalError
+        return None
+    return StoreError(f"the database cannot be used now: {_first_line(error)}")
 
 
 def _first_line(error: BaseException | None) -> str:

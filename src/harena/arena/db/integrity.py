@@ -17,13 +17,15 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from harena.arena.db import models
-from harena.arena.db.models import StorageFull, StoreError
+from harena.arena.db.models import ReadOnly, StorageFull, StoreError
 
 HEADER = 100
 MAGIC = b"SQLite format 3\0"
 CHECKED_BYTES = 256 << 20
 """A larger file is not read through on opening: that would take seconds."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+NO_CHANGES = "the database is read-only, so nothing can be stored; what is there can be read"
 RESTORE = "restore it from a backup (`harena restore`)"
 
 
@@ -78,35 +80,66 @@ def check_schema(connection: sa.Connection) -> None:
 
 
 @contextlib.contextmanager
-def in_our_words() -> Generator[None]:
-    """What SQLite says of a full or failing disk is no bug of ours, and may be over the next time."""
+def in_our_words(folder: Path) -> Generator[None]:
+    """What SQLite says of a full, failing or read-only disk is no bug of ours, and may be over the next time. `folder`
+    is that of the database."""
     try:
         yield
     except (sqlite3.DatabaseError, exc.DatabaseError) as error:
-        cause = error.orig if isinstance(error, exc.DBAPIError) else error
-        name = getattr(cause, "sqlite_errorname", "") or ""
+        cause, name = _cause(error)
         if name == "SQLITE_FULL":
             raise StorageFull("the disk of the database is full") from error
-        if name.startswith(("SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_BUSY")):
+        if says_read_only(error):
+            raise ReadOnly(NO_CHANGES) from error
+        if name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_BUSY")):
+            # SQLite does not tell why a write failed.
+            if not name.startswith("SQLITE_BUSY") and _refusal(folder) in UNWRITABLE:
+                raise ReadOnly(NO_CHANGES) from error
             raise StoreError(f"the database cannot be used now: {cause}") from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise StoreError(f"the database is damaged ({cause}): {RESTORE}") from error
         raise
 
 
+def says_read_only(error: BaseException) -> bool:
+    return _cause(error)[1].startswith(("SQLITE_READONLY", "SQLITE_PERM"))
+
+
+def _cause(error: BaseException) -> tuple[BaseException | None, str]:
+    """What SQLite said, and its name for it."""
+    cause = error.orig if isinstance(error, exc.DBAPIError) else error
+    return cause, getattr(cause, "sqlite_errorname", "") or ""
+
+
 @contextlib.contextmanager
 def writing(what: str) -> Generator[None]:
-    """An OSError for want of space is a StorageFull."""
+    """An OSError for want of space is a StorageFull, one of a folder that takes no files a ReadOnly."""
     try:
         yield
     except OSError as error:
         if error.errno in FULL:
             raise StorageFull(f"no space is left for {what}") from error
+        if error.errno in UNWRITABLE:
+            raise ReadOnly(f"{what} cannot be written: {error.strerror}") from error
         raise
 
 
 def writable(folder: Path) -> str:
     """Why nothing can be written to the folder; empty: it can."""
+    refusal = _refusal(folder)
+    return f"nothing can be written to the data folder: {os.strerror(refusal)}" if refusal else ""
+
+
+def unwritable(database: Path) -> str:
+    """Why nothing can be written to the database file; empty: it can. Does not open it: to close it would end the locks
+    that SQLite holds in this process."""
+    files = [database, *(Path(f"{database}{ending}") for ending in ("-wal", "-shm"))]
+    locked = any(path.exists() and not os.access(path, os.W_OK, effective_ids=True) for path in files)
+    return NO_CHANGES if locked or _refusal(database.parent) in UNWRITABLE else ""
+
+
+def _refusal(folder: Path) -> int:
+    """Number of the error that a file in the folder cannot be written with; 0: it can."""
     name = folder / f".probe-{os.getpid()}"
     try:
         handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -116,5 +149,5 @@ def writable(folder: Path) -> str:
             os.close(handle)
             os.unlink(name)
     except OSError as error:
-        return f"nothing can be written to the data folder: {error.strerror}"
-    return ""
+        return error.errno or errno.EIO
+    return 0

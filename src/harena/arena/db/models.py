@@ -14,6 +14,7 @@ StoreError
 ├── KeyRefused           no such key, or expired, revoked, or without the scope
 │   └── ScopeMissing     a live key without the scope
 ├── StorageFull          no space is left on the disk
+├── ReadOnly             the database or the disk takes no changes; reading works
 └── LeaseLost            the job was cancelled, taken over or finished: drop its result
 """
 
@@ -48,6 +49,10 @@ class StoreError(HarenaError):
 
 class StorageFull(StoreError):
     """No space is left on the disk of the database or the files: free some, then try again."""
+
+
+class ReadOnly(StoreError):
+    """The database or the disk is read-only: make it writable, then try again. Nothing was written."""
 
 
 class NotFound(StoreError):

@@ -182,16 +182,16 @@ class Matchmaker:
     def _open(self, environment: EnvironmentRecord, season: SeasonRecord) -> _Ladder | None:
         try:
             return _Ladder(self._store, self._matches, self._standings, environment, season, self._rng)
-        except HarenaError:
-            _log.exception("the ladder of %s cannot be played", environment.env_id)
+        except HarenaError as error:
+            log_failure(_log, f"the ladder of {environment.env_id} cannot be played", error)
             return None
 
     def _settle(self, ladder: _Ladder, *, news: bool) -> bool:
         try:
             ladder.settle(news=news)
-        except Exception:
+        except Exception as error:
             self._ladders.pop(ladder.season_id, None)
-            _log.exception("the ladder of %s could not be brought up to date", ladder.environment.env_id)
+            log_failure(_log, f"the ladder of {ladder.environment.env_id} could not be brought up to date", error)
             return False
         return True
 

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from harena.arena.db.database import log_failure
 from harena.arena.db.ladder.matches import MatchRecord
 from harena.arena.db.ladder.tournaments import TournamentRecord
 from harena.arena.db.models import (
@@ -124,9 +125,9 @@ class TournamentService:
             for tournament_id, row in rows.items():
                 try:
                     self._advance(tournament_id, row)
-                except Exception:  # the others go on
+                except Exception as error:  # the others go on
                     self._under_way.pop(tournament_id, None)
-                    _log.exception("tournament %s could not go on and will try again", tournament_id)
+                    log_failure(_log, f"tournament {tournament_id} could not go on and will try again", error)
 
     # ---- parts ----
 

@@ -25,7 +25,7 @@ from harena import trace
 from harena.arena.db.database import Changes, log_failure, touches
 from harena.arena.db.files import FilesUnavailable
 from harena.arena.db.jobs import LEASE_S, Queue, QueuedJob, Swept
-from harena.arena.db.models import LeaseLost, StoreError
+from harena.arena.db.models import LeaseLost, ReadOnly, StorageFull, StoreError
 from harena.arena.db.store import Store
 from harena.errors import BoxError, HarenaError, Retry
 
@@ -208,8 +208,8 @@ class JobWorkers:
         while (held := self._next(lane)) is not None:
             try:
                 self._do(held)
-            except Exception:
-                _log.exception("job %s could not be ended; its lease will run out", held.job.id)
+            except Exception as error:
+                log_failure(_log, f"job {held.job.id} could not be ended; its lease will run out", error)
                 time.sleep(ERROR_WAIT_S)
             finally:
                 self._drop(held)
@@ -316,9 +316,7 @@ class JobWorkers:
         _log.info("job %s (%s) started", job.id, job.kind, extra=what)
         try:
             commit = self._handlers[job.kind](job, lambda: held.lost.is_set() or held.yields.is_set() or self._hurry)
-            with self._store.begin():
-                self._queue.finish(job)
-                commit()
+            self._write(held, lambda: self._finish(job, commit))
             _log.info("job %s (%s) done in %.3f s", job.id, job.kind, time.monotonic() - started, extra=what)
         except LeaseLost:
             _log.info("job %s (%s) was cancelled or taken over", job.id, job.kind, extra=what)
@@ -326,27 +324,50 @@ class JobWorkers:
             span.error = type(error).__name__
             self._failed(held, error)
 
+    def _finish(self, job: QueuedJob, commit: Commit) -> None:
+        self._queue.finish(job)
+        commit()
+
+    def _write(self, held: _HeldJob, write: Callable[[], object]) -> None:
+        """Run it in a transaction; while the database takes none, keep the job and try again, so that what was worked
+        out is not lost."""
+        while True:
+            try:
+                with self._store.begin():
+                    write()
+                return
+            except StoreError as error:
+                if type(error) not in (StoreError, ReadOnly, StorageFull) or held.lost.is_set() or self._stopping:
+                    raise
+                log_failure(_log, f"job {held.job.id} could not be ended; will try again", error)
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, ERROR_WAIT_S)
+
     def _failed(self, held: _HeldJob, error: Exception) -> None:
         job = held.job
         if held.lost.is_set():
             return
         try:
-            with self._store.begin():
-                if self._hurry or held.yields.is_set():
-                    self._queue.release(job, yielded=not self._hurry)
-                    self._tell(self._on_requeued, job)
-                    return
-                if isinstance(error, FilesUnavailable):
-                    _log.warning("job %s (%s) waits: %s", job.id, job.kind, error)
-                    self.follow(Swept.of([self._queue.postpone(job, str(error), wait_s=AWAY_WAIT_S)]))
-                    return
-                again = may_try_again(error)
-                level = logging.WARNING if isinstance(error, HarenaError) else logging.ERROR
-                _log.log(level, "job %s (%s) failed: %s", job.id, job.kind, error, exc_info=error)
-                after = self._queue.fail(job, _in_words(error), retry=again)
-                self.follow(Swept.of([after]))
+            self._write(held, lambda: self._give_back(held, error))
         except LeaseLost:
             _log.info("job %s (%s) was cancelled or taken over", job.id, job.kind)
+
+    def _give_back(self, held: _HeldJob, error: Exception) -> None:
+        """Inside a transaction."""
+        job = held.job
+        if self._hurry or held.yields.is_set():
+            self._queue.release(job, yielded=not self._hurry)
+            self._tell(self._on_requeued, job)
+            return
+        if isinstance(error, FilesUnavailable | ReadOnly | StorageFull):
+            _log.warning("job %s (%s) waits: %s", job.id, job.kind, error)
+            self.follow(Swept.of([self._queue.postpone(job, str(error), wait_s=AWAY_WAIT_S)]))
+            return
+        again = may_try_again(error)
+        level = logging.WARNING if isinstance(error, HarenaError) else logging.ERROR
+        trace = None if isinstance(error, StoreError) else error
+        _log.log(level, "job %s (%s) failed: %s", job.id, job.kind, error, exc_info=trace)
+        self.follow(Swept.of([self._queue.fail(job, _in_words(error), retry=again)]))
 
     # ---- what follows for those the jobs were about ----
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from harena.arena.db.files import FilesUnavailable
 from harena.arena.db.jobs import REMOTE, QueuedJob, Swept
-from harena.arena.db.models import JobState, LeaseLost, NotFound
+from harena.arena.db.models import JobState, LeaseLost, NotFound, ReadOnly, StorageFull
 from harena.arena.queue import kinds
 from harena.arena.queue.workers import AWAY_WAIT_S, may_try_again
 from harena.arena.work import orders
@@ -111,7 +111,12 @@ class Dispatch:
             with self._store.begin():
                 self._queue.finish(job)
                 commit()
-        except (LeaseLost, FilesUnavailable):  # the worker keeps its lease and sends the answer again
+        except (
+            LeaseLost,
+            FilesUnavailable,
+            ReadOnly,
+            StorageFull,
+        ):  # the worker keeps its lease and sends the answer again
             raise
         except Exception as error:
             self._failed(job, error)
