@@ -307,7 +307,7 @@ def test_a_machine_that_slept_keeps_its_own_jobs_and_takes_those_of_the_dead(sto
     mine = queue.enqueue("work", {})
     assert began.wait(SOON_S)
     monkeypatch.setattr(store.database, "clock", lambda: time.time() + 3600)
-    workers._sweep()
+    workers._sweep(store.clock())
     assert [job.id for job in workers.seen["requeued"]] == [gone]
     assert (state(queue, mine), state(queue, gone)) == (JobState.RUNNING, JobState.QUEUED)
     queue.cancel(mine)

@@ -1,13 +1,10 @@
 """The wall clock of a server jumps, as after a suspend or a wrong time server. Nothing ends early or lives longer.
 
-A library that the test compiles adds an offset to the wall clock of the server alone.
+A preloaded library adds an offset to the wall clock of the server alone.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -23,83 +20,29 @@ from harena.ledger.ledger import Ledger
 from harena.sessions.errors import NotFound
 from harena.testing.boxserver import BoxServer, box_server
 from support.leaks import settle
+from support.preloads import WallClock
 
 pytestmark = pytest.mark.thorough
 HOUR = 3600
-SOURCE = r"""
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-
-static long offset(void) {
-  char text[32] = {0};
-  const char *path = getenv("JUMP_FILE");
-  int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-  if (fd < 0) return 0;
-  long found = read(fd, text, sizeof text - 1) > 0 ? atol(text) : 0;
-  close(fd);
-  return found;
-}
-int clock_gettime(clockid_t id, struct timespec *now) {
-  int failed = (int)syscall(SYS_clock_gettime, id, now);
-  if (!failed && id == CLOCK_REALTIME) now->tv_sec += offset();
-  return failed;
-}
-int gettimeofday(struct timeval *restrict now, void *restrict zone) {
-  struct timespec found;
-  (void)zone;
-  if (clock_gettime(CLOCK_REALTIME, &found)) return -1;
-  now->tv_sec = found.tv_sec;
-  now->tv_usec = found.tv_nsec / 1000;
-  return 0;
-}
-time_t time(time_t *where) {
-  struct timespec found;
-  if (clock_gettime(CLOCK_REALTIME, &found)) return -1;
-  if (where) *where = found.tv_sec;
-  return found.tv_sec;
-}
-"""
-
-
-class Clock:
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.jump_to(0)
-
-    def jump_to(self, offset_s: int) -> None:
-        """Let the server's wall clock differ from ours by so much."""
-        part = self._file.with_suffix(".part")
-        part.write_text(f"{offset_s}\n")
-        part.rename(self._file)
 
 
 @pytest.fixture(scope="module")
-def only_clock(tmp_path_factory: pytest.TempPathFactory) -> Clock:
-    return Clock(tmp_path_factory.mktemp("clock") / "offset")
+def only_clock(tmp_path_factory: pytest.TempPathFactory) -> WallClock:
+    return WallClock(tmp_path_factory.mktemp("clock"))
 
 
 @pytest.fixture
-def clock(only_clock: Clock) -> Clock:
+def clock(only_clock: WallClock) -> WallClock:
     only_clock.jump_to(0)
     return only_clock
 
 
 @pytest.fixture(scope="module")
-def server(only_clock: Clock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BoxServer]:
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        pytest.skip("a C compiler is missing")
+def server(only_clock: WallClock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BoxServer]:
     folder = tmp_path_factory.mktemp("server")
-    library = folder / "jump.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, "-x", "c", "-"], input=SOURCE, text=True, check=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LD_PRELOAD", str(library))
-        patch.setenv("JUMP_FILE", str(only_clock._file))
+        for name, value in only_clock.environ.items():
+            patch.setenv(name, value)
         with box_server(folder, "--usage", str(folder / "usage.db")) as started:
             patch.undo()
             yield started
@@ -117,7 +60,9 @@ def hours_ahead(session: SandboxSession) -> int:
 
 
 @pytest.mark.parametrize("offset_s", [2 * HOUR, -2 * HOUR], ids=["ahead", "back"])
-def test_jump_neither_ends_nor_prolongs_sessions_and_executions(server: BoxServer, clock: Clock, offset_s: int) -> None:
+def test_jump_neither_ends_nor_prolongs_sessions_and_executions(
+    server: BoxServer, clock: WallClock, offset_s: int
+) -> None:
     with open_session(server, idle_s=HOUR, lifetime_s=HOUR) as lasting, open_session(server, lifetime_s=4) as brief:
         began = time.monotonic()
         assert hours_ahead(lasting) == 0
@@ -141,7 +86,7 @@ def test_jump_neither_ends_nor_prolongs_sessions_and_executions(server: BoxServe
         lasting.delete_sandbox()
 
 
-def test_jump_leaves_pools_leases_and_rates_as_they_are(server: BoxServer, clock: Clock) -> None:
+def test_jump_leaves_pools_leases_and_rates_as_they_are(server: BoxServer, clock: WallClock) -> None:
     manager = WarmPoolManager(server=server.url, token=server.token)
     manager.create_warmpool(name="clocked", replicas=1)
     manager.wait_for_warmpool_ready("clocked")

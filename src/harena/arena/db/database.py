@@ -72,6 +72,8 @@ class Database:
     ) -> None:
         """`url` as SQLAlchemy reads it: "sqlite:////data/arena.db", "postgresql://…"."""
         self.clock = clock
+        self.steady: Callable[[], float] = time.monotonic if clock is time.time else clock
+        """Measures how long something takes: it does not jump when the machine's clock is set."""
         self.engine = _engine(url, synchronous)
         self._local = threading.local()
         self._listeners: tuple[Callable[[Changes], object], ...] = ()

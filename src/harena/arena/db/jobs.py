@@ -53,6 +53,10 @@ RECENT_OF_SHARE = 5
 UNKNOWN_COST_S = 1.0
 """Assumed length of a job while none of its kind has ended."""
 MIN_COST_S = 0.05
+FAR_S = 2 * MAX_BACKOFF_S
+"""No lease and no wait reaches further ahead. One that does was written before the clock was set back."""
+MEASURED = 10_000
+"""Claims whose beginning is remembered: more than any process holds."""
 WORTH_S = 0.25
 """A job that took so much more or less than expected moves its share's other jobs."""
 
@@ -132,6 +136,8 @@ class Queue:
         self.database = database
         self.slots: dict[str, int] = {}
         """Jobs of a kind that run at once; for kinds that are not here, as many as do now."""
+        self._begun: dict[tuple[int, int], float] = {}
+        """When this process claimed a job, by its id and fence, on a clock that does not jump."""
         self._add = database.insert(jobs).on_conflict_do_nothing(index_elements=["key"]).returning(jobs.c.id)
 
     # ---- giving work ----
@@ -204,8 +210,15 @@ class Queue:
         statement = CLAIM if not suspect and environments is None else _claim(suspect, environments is not None)
         if environments is not None:
             values["environments"] = ["", *environments]
+        began = self.database.steady()
         row = self.database.change_one(statement, values)
-        return QueuedJob(**row) if row else None
+        if not row:
+            return None
+        job = QueuedJob(**row)
+        while len(self._begun) >= MEASURED:
+            self._begun.pop(next(iter(self._begun)), None)
+        self._begun[job.id, job.fence] = began
+        return job
 
     def heartbeat(self, job: QueuedJob, *, lease_s: float = LEASE_S) -> None:
         """Keeps the lease; raises LeaseLost when there is none to keep."""
@@ -219,9 +232,12 @@ class Queue:
     def finish(self, job: QueuedJob) -> None:
         """Done, once: raises LeaseLost when the job is no longer this holder's."""
         with self.database.begin() if job.share else contextlib.nullcontext():
-            self._held(job, state=JobState.DONE, finished_at=self.database.clock(), lease_until=None)
+            took_s, now = self._took_s(job), self.database.clock()
+            # What others make of the two times is how long it took, also when the clock was set meanwhile.
+            self._held(job, state=JobState.DONE, started_at=now - took_s, finished_at=now, lease_until=None)
             if job.share:
-                self._move_turns(job, self._took_s(job) - job.cost_s)
+                self._move_turns(job, took_s - job.cost_s)
+        self._begun.pop((job.id, job.fence), None)
 
     def fail(self, job: QueuedJob, reason: str, *, retry: bool = True) -> QueuedJob:
         """Queued again after a wait, or dead when the attempts are used up or a retry is no use."""
@@ -258,6 +274,20 @@ class Queue:
     def late(self, now: float) -> bool:
         """Whether there is anything to sweep."""
         return self.database.row(sa.select(jobs.c.id).where(_late(now)).limit(1)) is not None
+
+    def mend_times(self) -> int:
+        """After the clock was set back: bring leases and waits that would last until it is where it was into reach.
+        Returns how many. Whoever has such a lease keeps it by its next heartbeat."""
+        now = self.database.clock()
+        running = (jobs.c.state == JobState.RUNNING) & (jobs.c.lease_until > now + FAR_S)
+        queued = (jobs.c.state == JobState.QUEUED) & (jobs.c.run_at > now + FAR_S)
+        with self.database.begin() as connection:
+            held = connection.execute(jobs.update().where(running).values(lease_until=now + LEASE_S)).rowcount
+            kinds = connection.execute(jobs.update().where(queued).values(run_at=now).returning(jobs.c.kind)).scalars()
+            waiting = list(kinds)
+            for kind in set(waiting):
+                self.database.note(f"jobs:{kind}")
+            return held + len(waiting)
 
     def release_all(self) -> Swept:
         """Queue all running jobs of processes on this database again. Call it only when all of those processes are
@@ -441,7 +471,10 @@ class Queue:
             connection.execute(jobs.update().where(of).values(values))
 
     def _took_s(self, job: QueuedJob) -> float:
-        now = self.database.clock()
+        began = self._begun.get((job.id, job.fence))
+        if began is not None:
+            return self.database.steady() - began
+        now = self.database.clock()  # another process gave it out
         return max(0.0, now - (job.started_at or now))
 
     def _pace_of(self, kind: str, share: str) -> float | None:

@@ -153,11 +153,12 @@ class NoticeRepository:
     def claim(self, lease_s: float) -> DeliveryRecord | None:
         """The next that is due, which nobody else gets for `lease_s`."""
         now = self._database.clock()
-        due = sa.select(deliveries.c.id).where(deliveries.c.next_at <= now).order_by(deliveries.c.next_at).limit(1)
-        row = self._database.row(due)
+        # The first attempt is due at once, also when the clock was set back since.
+        due = (deliveries.c.next_at <= now) | (deliveries.c.next_at.is_not(None) & (deliveries.c.attempts == 0))
+        row = self._database.row(sa.select(deliveries.c.id).where(due).order_by(deliveries.c.next_at).limit(1))
         if row is None:
             return None
-        mine = (deliveries.c.id == row["id"]) & (deliveries.c.next_at <= now)
+        mine = (deliveries.c.id == row["id"]) & due
         taken = {"next_at": now + lease_s, "attempts": deliveries.c.attempts + 1}
         with self._database.begin() as connection:
             if connection.execute(deliveries.update().where(mine).values(taken)).rowcount != 1:

@@ -34,6 +34,9 @@ LOOK_S = 0.5
 HEARTBEAT_S = LEASE_S / 3
 SWEEP_S = 1.0
 """How soon after the end of its lease a lost worker's job is given out again."""
+JUMP_S = 10.0
+"""A wall clock that moves so much more or less than time passes was set. Whoever lives renews its lease within
+LEASE_S; those who do not are swept after that."""
 SUSPECT_PATIENCE_S = 10.0
 """A suspect waits so long for a moment without other work; then this process makes one."""
 PRUNE_S = 600.0
@@ -142,6 +145,8 @@ class JobWorkers:
         self._held: set[_HeldJob] = set()
         self._stopping = self._hurry = False
         self._bell = threading.Event()
+        self._offset_s = float("inf")  # at the start it is as if the clock had just been set back: it may have been
+        self._patient_until = 0.0
         self._threads: list[threading.Thread] = []
         self._keeper: threading.Thread | None = None
         self._stop_listening: Callable[[], None] = lambda: None
@@ -392,17 +397,33 @@ class JobWorkers:
             self._bell.wait(LOOK_S)
             self._bell.clear()
             try:
+                seen_at = self._watch_clock()
                 self._look()
                 now = time.monotonic()
-                if now - swept_at > SWEEP_S:
+                if now - swept_at > SWEEP_S and now >= self._patient_until:
                     swept_at = now
-                    self._sweep()
+                    self._sweep(seen_at)
                 if now - pruned_at > PRUNE_S:
                     pruned_at = now
                     self._prune()
             except Exception as error:
                 log_failure(_log, "jobs could not be looked after; will try again", error)
                 time.sleep(ERROR_WAIT_S)
+
+    def _watch_clock(self) -> float:
+        """Return what it shows."""
+        now, shown = time.monotonic(), self._store.clock()
+        offset_s = shown - now
+        ahead_s = offset_s - self._offset_s
+        if ahead_s > JUMP_S:
+            _log.warning(
+                "the clock went forward by %.0f s: other workers have %.0f s to renew leases", ahead_s, LEASE_S
+            )
+            self._patient_until = now + LEASE_S
+        elif ahead_s < -JUMP_S and (mended := self._queue.mend_times()):
+            _log.warning("the clock was set back: the leases and waits of %d jobs were shortened", mended)
+        self._offset_s = offset_s
+        return shown
 
     def _look(self) -> None:
         with self._changed:
@@ -459,8 +480,8 @@ class JobWorkers:
         except LeaseLost:
             held.lost.set()
 
-    def _sweep(self) -> None:
-        now = self._store.clock()  # before the look at what is ours: a job that comes after it has a later lease
+    def _sweep(self, now: float) -> None:
+        """`now` is from before the look at what is ours: a job that comes after it has a later lease."""
         if not self._queue.late(now):
             return
         with self._changed:
