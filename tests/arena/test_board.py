@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from harena.arena.db import models
 from harena.arena.db.models import EnvironmentKind, Event, State, SubmissionKind
 from harena.arena.db.records import EvaluationOutcome, Filter, Sort
+from harena.arena.db.results import boards as boards_module
 from harena.arena.db.store import Store
 from support.entries import ENV, names, ranked
 
@@ -193,3 +194,54 @@ def fill(store, n):
             for row in rows
         ]
         connection.execute(models.board.insert(), entries)
+
+
+# ---- names that many owners share ----
+
+
+def test_a_name_finds_its_owner_and_those_with_marks_and_nobody_else(store):
+    others = ("ann#", "ann#0123456", "ann#0123456x9", "ann$", "ann#0123abcd#", "Ann", "annä", "an", "anna#0123abcd")
+    for number, owner in enumerate(("ann", "ann#0123abcd", "ann#ffffffff", *others)):
+        ranked(store, float(number), owner, "A")
+    found = {entry.owner for entry in store.boards.top(ENV, where=Filter(user="ann"))}
+    assert {"ann", "ann#0123abcd", "ann#ffffffff"} <= found
+    assert found <= {owner for owner in ("ann", "ann#0123abcd", "ann#ffffffff", *others) if len(owner) in (3, 12)}
+    assert found.isdisjoint({"Ann", "annä", "anna#0123abcd", "ann#"})
+    assert store.boards.size(ENV, where=Filter(user="ann")) == len(found)
+
+
+def test_owners_of_a_name_are_found_by_an_index(store):
+    query = sa.select(models.owners.c.id).where(models.named(models.owners.c.name, "ann"))
+    sqlite = store.database.engine.dialect.name == "sqlite"
+    with store.begin() as connection:
+        rows = [{"id": f"{n:032x}", "name": f"owner {n}", "created_at": 0.0} for n in range(2000)]
+        connection.execute(models.owners.insert(), rows)
+        if not sqlite:
+            connection.exec_driver_sql("ANALYZE owners")
+        text = query.compile(connection, compile_kwargs={"literal_binds": True})
+        explained = connection.exec_driver_sql(f"EXPLAIN {'QUERY PLAN ' if sqlite else ''}{text}").all()
+    plan = " ".join(str(row[-1]) for row in explained)
+    assert "SCAN owners" not in plan, plan
+    assert "Seq Scan" not in plan, plan
+    assert sqlite or "owners_by_bytes" in plan, plan
+
+
+@pytest.mark.parametrize("sort", Sort)
+def test_a_common_name_gives_the_same_board_in_the_same_order(store, clock, monkeypatch, sort):
+    rng = random.Random(7)
+    for number in range(12):
+        clock.now += 1
+        owner = f"anonymous#{number:08x}" if number % 2 else f"owner {number}"
+        ranked(store, rng.random(), owner, f"A{number % 3}")
+    filters = [Filter(user="anonymous"), Filter(user="anonymous", algorithm="A1")]
+    filters += [Filter(user="anonymous", date_from=clock.now - 5), Filter(user="anonymous", score_min=0.3)]
+
+    def everything():
+        return [
+            (store.boards.top(ENV, where=where, sort=sort), store.boards.size(ENV, where=where)) for where in filters
+        ]
+
+    few = everything()
+    assert len(few[0][0]) == 6
+    monkeypatch.setattr(boards_module, "COMMON", 2)
+    assert everything() == few

@@ -116,6 +116,17 @@ def _untraced_jobs(connection: sa.Connection) -> None:
     _drop_columns(connection, "jobs", ["trace"])
 
 
+def _names_by_bytes(connection: sa.Connection) -> None:
+    """Version 8: PostgreSQL finds owners by the beginning of their names, whatever its language."""
+    if connection.dialect.name == "postgresql":
+        models.owners_by_bytes.create(connection)
+
+
+def _no_names_by_bytes(connection: sa.Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        models.owners_by_bytes.drop(connection)
+
+
 STEPS: dict[int, Migration] = {
     2: Migration(up=_second_secrets),
     3: Migration(up=_fair_turns),
@@ -123,6 +134,7 @@ STEPS: dict[int, Migration] = {
     5: Migration(up=_teams_and_guests, down=_no_teams_and_guests),
     6: Migration(up=_notices, down=_no_notices),
     7: Migration(up=_traced_jobs, down=_untraced_jobs),
+    8: Migration(up=_names_by_bytes, down=_no_names_by_bytes),
 }
 """By the version that a step leads to; each starts from the one before. A new database is made as `models` says."""
 

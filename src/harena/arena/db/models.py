@@ -29,10 +29,12 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from harena.errors import HarenaError, SpecError
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 MAX_NAME = 200
 """Owners, algorithms, environments, file names: longer ones are refused."""
@@ -305,10 +307,25 @@ def has_mark(name: str) -> bool:
     return _MARK.search(name) is not None
 
 
+class InByteOrder(FunctionElement[Any]):
+    """A text from one to before another, by their bytes and not by a language's order, so that an index finds it."""
+
+    name = "in_byte_order"
+    type = sa.types.NullType()  # of a boolean SQLAlchemy would ask SQLite whether it is 1, and no index serves that
+    inherit_cache = True
+
+
+@compiles(InByteOrder)
+def _in_byte_order(element: Any, compiler: Any, **options: Any) -> str:
+    at_least, below = ("~>=~", "~<~") if compiler.dialect.name == "postgresql" else (">=", "<")
+    text, first, after = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"({text} {at_least} {first} AND {text} {below} {after})"
+
+
 def named(column: sa.ColumnElement[str], name: str) -> sa.ColumnElement[bool]:
     """Owners of that name: the one with exactly this name, and those whom marks tell apart."""
-    same = sa.func.substr(column, 1, len(name) + 1) == f"{name}#"
-    return (column == name) | (same & (sa.func.length(column) == len(name) + 9))
+    marked_alike = InByteOrder(column, sa.literal(f"{name}#"), sa.literal(f"{name}$"))  # "$" comes after "#"
+    return (column == name) | (marked_alike & (sa.func.length(column) == len(name) + 9))
 
 
 def is_digest(value: str) -> bool:
@@ -410,6 +427,11 @@ owners = sa.Table(
     sa.Column("at_once", sa.Integer),
     _time("created_at"),
 )
+
+owners_by_bytes = sa.Index("owners_by_bytes", owners.c.name, postgresql_ops={"name": "varchar_pattern_ops"}).ddl_if(
+    dialect="postgresql"
+)
+"""For `named`. SQLite compares bytes by itself, and the index of unique names serves it."""
 
 members = sa.Table(
     "members",

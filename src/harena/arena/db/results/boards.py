@@ -6,7 +6,7 @@ season's submission scored cannot stand on it; it follows from the submissions a
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +18,8 @@ from harena.arena.db.models import SubmissionKind, board, named, owners, submiss
 from harena.arena.db.records import BoardRecord, Filter, Sort, SubmissionRecord, page
 from harena.arena.db.seasons import SeasonRepository
 
+COMMON = 500
+"""With so many owners of one name the board is looked through in order; what fewer have is sorted."""
 CROWD = 7000
 """Where sorting what a filter leaves of a million entries takes as long as looking for the first 50 in order."""
 
@@ -43,13 +45,16 @@ class BoardRepository:
     ) -> list[BoardRecord]:
         """The best entry of each owner and algorithm, of one kind."""
         where = where or Filter()
-        crowded = self._crowded(env_id, kind, where, sort)
-        query = board_query(env_id, kind, where, sort, crowded=crowded).limit(page(limit)).offset(offset)
+        few = self._few(where.user)
+        crowded = few is None and self._crowded(env_id, kind, where, sort)
+        query = board_query(env_id, kind, where, sort, crowded=crowded, few=few)
+        query = query.limit(page(limit)).offset(offset)
         return [BoardRecord(**row) for row in self._database.rows(query)]
 
     def size(self, env_id: str, *, kind: SubmissionKind = SubmissionKind.VERIFIED, where: Filter | None = None) -> int:
         """Entries that `leaderboard` would give without a limit."""
-        entries = board_query(env_id, kind, where or Filter(), Sort.SCORE_DESC).order_by(None)
+        where = where or Filter()
+        entries = board_query(env_id, kind, where, Sort.SCORE_DESC, few=self._few(where.user)).order_by(None)
         row = self._database.row(entries.with_only_columns(sa.func.count().label("n"), maintain_column_froms=True))
         return row["n"] if row else 0
 
@@ -109,11 +114,18 @@ class BoardRepository:
 
     # ---- parts ----
 
+    def _few(self, name: str | None) -> list[str] | None:
+        """Ids of the owners of that name; None: of all owners, or of very many, as "anonymous"."""
+        if name is None:
+            return None
+        rows = self._database.rows(sa.select(owners.c.id).where(named(owners.c.name, name)).limit(COMMON))
+        return [row["id"] for row in rows] if len(rows) < COMMON else None
+
     def _crowded(self, env_id: str, kind: SubmissionKind, where: Filter, sort: Sort) -> bool:
         """Whether the range that the board is not sorted by leaves many entries."""
         by_score = Sort(sort) is Sort.SCORE_DESC
         range_ = _between(board.c.at, *where.dates) if by_score else _between(board.c.score, *where.scores)
-        if not range_ or where.user is not None:
+        if not range_:
             return False
         some = sa.select(board.c.at).where(board.c.env_id == env_id, board.c.kind == SubmissionKind(kind), *range_)
         row = self._database.row(sa.select(sa.func.count().label("n")).select_from(some.limit(CROWD).subquery()))
@@ -148,16 +160,27 @@ _STANDS = (
 
 
 def board_query(
-    env_id: str, kind: SubmissionKind, where: Filter, sort: Sort, *, crowded: bool = False
+    env_id: str,
+    kind: SubmissionKind,
+    where: Filter,
+    sort: Sort,
+    *,
+    crowded: bool = False,
+    few: Sequence[str] | None = None,
 ) -> sa.Select[*tuple[Any, ...]]:
     """Says to the planner, who does not know how many rows a filter leaves, which index to take: a column plus 0 is in
-    none. One owner has few entries, so these are sorted; of a crowded range, the first 50 in order are soon found."""
-    by_score, alone = Sort(sort) is Sort.SCORE_DESC, where.user is not None
+    none. One owner has few entries, so these are sorted; of a crowded range, or of owners with a common name, the first
+    50 in order are soon found. `few`: the owners that the filter names, if they are not very many."""
+    by_score, alone = Sort(sort) is Sort.SCORE_DESC, few is not None
     score = board.c.score + 0 if alone or (crowded and not by_score) else board.c.score
     at = board.c.at + 0 if alone or (crowded and by_score) else board.c.at
     query = _ENTRIES.where(board.c.env_id == env_id, board.c.kind == SubmissionKind(kind))
-    if where.user is not None:
-        query = query.where(board.c.owner_id.in_(sa.select(owners.c.id).where(named(owners.c.name, where.user))))
+    if few is not None:
+        query = query.where(board.c.owner_id.in_(few))
+    elif where.user is not None:
+        # Not EXISTS: PostgreSQL would make a join of it and read everything that these owners have.
+        theirs = sa.select(named(owners.c.name, where.user)).where(owners.c.id == board.c.owner_id)
+        query = query.where(theirs.scalar_subquery())
     if where.algorithm is not None:
         query = query.where(board.c.algorithm == where.algorithm)
     query = query.where(*_between(score, *where.scores), *_between(at, *where.dates))
