@@ -710,7 +710,7 @@ class NewHook(Hook):
 class Delivery:
     id: int
     event: str
-    """result, rank or confirm."""
+    """result, rank, confirm or test."""
     attempts: int
     reason: str
     """Why the last attempt failed."""

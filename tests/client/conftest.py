@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import threading
 import time
 from pathlib import Path
@@ -17,12 +18,41 @@ from harena.client import ArenaClient
 from support.client_world import CARTPOLE, FIRST_FREE, LAST_FREE, LEFT, SLOW, TICTACTOE, Served
 
 
+class Receiver(http.server.ThreadingHTTPServer):
+    """Where webhooks of the arena go. It answers /gone with an error."""
+
+    def __init__(self):
+        self.got = []
+        super().__init__(("127.0.0.1", 0), ReceivedWebhook)
+        self.url = f"http://127.0.0.1:{self.server_port}/"
+
+
+class ReceivedWebhook(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.got.append((dict(self.headers), body))
+        self.send_response(410 if self.path == "/gone" else 204)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
 @pytest.fixture(scope="session")
-def served(tmp_path_factory):
-    settings = Settings.from_env(
-        tmp_path_factory.mktemp("arena"),
-        {"HARENA_ANONYMOUS_SUBMIT": "1", "HARENA_WORKERS": "2", "HARENA_PER_DAY": "0", "HARENA_AT_ONCE": "0"},
-    )
+def receiver():
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory, receiver):
+    free = {"HARENA_ANONYMOUS_SUBMIT": "1", "HARENA_PER_DAY": "0", "HARENA_AT_ONCE": "0"}
+    webhooks = {"HARENA_WEBHOOKS": f"127.0.0.1:{receiver.server_port}"}
+    settings = Settings.from_env(tmp_path_factory.mktemp("arena"), {"HARENA_WORKERS": "2", **free, **webhooks})
     with Arena(settings) as arena:
         arena.put_environment(CARTPOLE, settings={"episodes": 2, "rules": "Keep it up.", "sample_agent": LEFT})
         arena.put_environment(TICTACTOE, settings={"games_target": 2, "upkeep_s": 3600.0, "provisional_games": 1})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harena import cli
-from harena.client import ArenaClient, AsyncArenaClient, calls
+from harena.client import ArenaClient, AsyncArenaClient, account_calls, calls
 from harena.client.verbs import Verbs
 from support.client_world import LEFT
 
@@ -29,7 +29,7 @@ def test_every_verb_is_in_the_table():
 def test_help_of_a_clients_verb_shows_its_words_and_arguments(kind):
     client = kind("http://127.0.0.1:9")
     for name in (name for name in vars(Verbs) if not name.startswith("_")):
-        verb, call = getattr(client, name), getattr(calls, name)
+        verb, call = getattr(client, name), getattr(calls, name, None) or getattr(account_calls, name)
         assert (verb.__name__, verb.__doc__) == (name, call.__doc__)
         assert inspect.signature(verb).parameters == inspect.signature(call).parameters
     shown = pydoc.plain(pydoc.render_doc(client.submit))

@@ -57,6 +57,8 @@ PARTS = {
         "watch": "follow a match or a board live",
         "challenge": "let your agent play a chosen opponent, without changing ratings",
         "export": "download boards, matches, ratings or submissions",
+        "teams": "found a team, invite people, join or leave one",
+        "webhooks": "have results and changes of rank sent to a URL",
         "gradio": "serve a small web page for Spaces and notebooks",
     },
     "harena.images.cli": {

@@ -54,15 +54,15 @@ def _json(read: Callable[[Any], T]) -> Callable[[bytes], T]:
     return lambda body: read(decode.parse(body))
 
 
-def _one(kind: type[T]) -> Callable[[bytes], T]:
+def one(kind: type[T]) -> Callable[[bytes], T]:
     return _json(lambda data: decode.shape(kind, data))
 
 
-def _many(kind: type[T], name: str) -> Callable[[bytes], list[T]]:
+def many(kind: type[T], name: str) -> Callable[[bytes], list[T]]:
     return _json(decode.listing(kind, name))
 
 
-def _nothing(body: bytes) -> None:
+def nothing(body: bytes) -> None:
     return None
 
 
@@ -108,12 +108,12 @@ def _choice(value: str, choices: Sequence[str], what: str) -> str:
 
 def about() -> Call[schema.About]:
     """The arena's name and version, and what it lets people do who have no key."""
-    return Call(path="/v1", decode=_one(schema.About))
+    return Call(path="/v1", decode=one(schema.About))
 
 
 def me() -> Call[schema.Me]:
     """Whose key this is, with its scopes and what is left of the quota."""
-    return Call(path="/v1/me", decode=_one(schema.Me))
+    return Call(path="/v1/me", decode=one(schema.Me))
 
 
 def health() -> Call[Mapping[str, Any]]:
@@ -121,14 +121,14 @@ def health() -> Call[Mapping[str, Any]]:
 
 
 def environments() -> Call[list[schema.Environment]]:
-    return Call(path="/v1/environments", decode=_many(schema.Environment, "environments"))
+    return Call(path="/v1/environments", decode=many(schema.Environment, "environments"))
 
 
 def environment(env_id: str) -> Call[schema.EnvironmentDetails]:
     """Get an environment with its rules, spaces, limits, seasons and a sample agent."""
     if not env_id or any(part in ("", ".", "..") for part in env_id.split("/")):
         raise SpecError(f"{env_id!r} is not the id of an environment")
-    return Call(path=f"/v1/environments/{quote(env_id)}", decode=_one(schema.EnvironmentDetails))
+    return Call(path=f"/v1/environments/{quote(env_id)}", decode=one(schema.EnvironmentDetails))
 
 
 # ---- submissions ----
@@ -143,7 +143,7 @@ def submit(
     found = parts(source)
     fields = _params(env_id=env_id, algorithm=algorithm, user_id=owner, main_file=main_file)
     return Call(
-        method="POST", path="/v1/submissions", decode=_one(schema.Submission), form=Form(fields=fields, parts=found)
+        method="POST", path="/v1/submissions", decode=one(schema.Submission), form=Form(fields=fields, parts=found)
     )
 
 
@@ -152,12 +152,12 @@ def submissions(
 ) -> Call[list[schema.Submission]]:
     """One's own in every state; those of others that are ranked."""
     params = _params(owner=owner, env_id=env_id, state=state, limit=limit, offset=offset)
-    return Call(path="/v1/submissions", params=params, decode=_many(schema.Submission, "submissions"))
+    return Call(path="/v1/submissions", params=params, decode=many(schema.Submission, "submissions"))
 
 
 def status(submission_id: str) -> Call[schema.Submission]:
     """State, score, place in the queue; to its owner also the reason and warnings."""
-    return Call(path=_of("submission", submission_id), decode=_one(schema.Submission))
+    return Call(path=_of("submission", submission_id), decode=one(schema.Submission))
 
 
 def logs(submission_id: str) -> Call[str]:
@@ -171,29 +171,29 @@ def code(submission_id: str) -> Call[bytes]:
 
 
 def cancel(submission_id: str) -> Call[schema.Submission]:
-    return Call(method="POST", path=_of("submission", submission_id, "/cancel"), decode=_one(schema.Submission))
+    return Call(method="POST", path=_of("submission", submission_id, "/cancel"), decode=one(schema.Submission))
 
 
 def reevaluate(submission_id: str) -> Call[schema.Submission]:
-    return Call(method="POST", path=_of("submission", submission_id, "/reevaluate"), decode=_one(schema.Submission))
+    return Call(method="POST", path=_of("submission", submission_id, "/reevaluate"), decode=one(schema.Submission))
 
 
 def delete(submission_id: str) -> Call[None]:
-    return Call(method="DELETE", path=_of("submission", submission_id), decode=_nothing)
+    return Call(method="DELETE", path=_of("submission", submission_id), decode=nothing)
 
 
 def ratings(submission_id: str) -> Call[list[schema.RatingPoint]]:
     """Its rating after each of its matches, the oldest first."""
-    return Call(path=_of("submission", submission_id, "/ratings"), decode=_many(schema.RatingPoint, "points"))
+    return Call(path=_of("submission", submission_id, "/ratings"), decode=many(schema.RatingPoint, "points"))
 
 
 def opponents(submission_id: str) -> Call[list[schema.Opponent]]:
-    return Call(path=_of("submission", submission_id, "/opponents"), decode=_many(schema.Opponent, "opponents"))
+    return Call(path=_of("submission", submission_id, "/opponents"), decode=many(schema.Opponent, "opponents"))
 
 
 def episodes(submission_id: str) -> Call[list[schema.EpisodeReplay]]:
     """List episodes of a verified evaluation once its season has ended: they show the hidden seeds."""
-    return Call(path=_of("submission", submission_id, "/replays"), decode=_many(schema.EpisodeReplay, "replays"))
+    return Call(path=_of("submission", submission_id, "/replays"), decode=many(schema.EpisodeReplay, "replays"))
 
 
 def episode(submission_id: str, episode: int, format: str = "json") -> Call[bytes]:
@@ -206,7 +206,7 @@ def episode(submission_id: str, episode: int, format: str = "json") -> Call[byte
 def practice(submission_id: str) -> Call[list[schema.PracticeEpisode]]:
     """A verified agent's episodes on public seeds, for its owner."""
     path = _of("submission", submission_id, "/practice")
-    return Call(path=path, decode=_many(schema.PracticeEpisode, "episodes"))
+    return Call(path=path, decode=many(schema.PracticeEpisode, "episodes"))
 
 
 def practice_replay(submission_id: str, episode: int, format: str = "json") -> Call[bytes]:
@@ -219,13 +219,13 @@ def practice_replay(submission_id: str, episode: int, format: str = "json") -> C
 def choose_finalist(submission_id: str, chosen: bool = True) -> Call[schema.Submission]:
     """Choose a submission for the finals of its season, or take that back."""
     path = _of("submission", submission_id, "/finalist")
-    return Call(method="POST", path=path, body={"chosen": chosen}, decode=_one(schema.Submission))
+    return Call(method="POST", path=path, body={"chosen": chosen}, decode=one(schema.Submission))
 
 
 def agent(owner: str, algorithm: str, env_id: str) -> Call[schema.AgentVersions]:
     """All versions of one agent."""
     params = _params(owner=owner, algorithm=algorithm, env_id=env_id)
-    return Call(path="/v1/agents", params=params, decode=_one(schema.AgentVersions))
+    return Call(path="/v1/agents", params=params, decode=one(schema.AgentVersions))
 
 
 # ---- boards and matches ----
@@ -261,7 +261,7 @@ def leaderboard(
         limit=limit,
         offset=offset,
     )
-    return Call(path="/v1/boards", params=params, decode=_one(schema.Board))
+    return Call(path="/v1/boards", params=params, decode=one(schema.Board))
 
 
 def matches(
@@ -277,11 +277,11 @@ def matches(
     params = _params(
         env_id=env_id, submission=submission, tournament=tournament, state=state, before=before, limit=limit
     )
-    return Call(path="/v1/matches", params=params, decode=_many(schema.Match, "matches"))
+    return Call(path="/v1/matches", params=params, decode=many(schema.Match, "matches"))
 
 
 def match(match_id: str) -> Call[schema.Match]:
-    return Call(path=f"/v1/matches/{checked_id(match_id, 'match')}", decode=_one(schema.Match))
+    return Call(path=f"/v1/matches/{checked_id(match_id, 'match')}", decode=one(schema.Match))
 
 
 def replay(match_id: str, format: str = "json") -> Call[bytes]:
@@ -304,52 +304,52 @@ def challenge(submission: str, opponent: str, games: int = 1) -> Call[list[schem
         "opponent_id": checked_id(opponent, "submission"),
         "games": games,
     }
-    return Call(method="POST", path="/v1/challenges", body=body, decode=_many(schema.Match, "matches"))
+    return Call(method="POST", path="/v1/challenges", body=body, decode=many(schema.Match, "matches"))
 
 
 # ---- seasons and tournaments ----
 
 
 def seasons(env_id: str) -> Call[list[schema.Season]]:
-    return Call(path="/v1/seasons", params=_params(env_id=env_id), decode=_many(schema.Season, "seasons"))
+    return Call(path="/v1/seasons", params=_params(env_id=env_id), decode=many(schema.Season, "seasons"))
 
 
 def season(season_id: int) -> Call[schema.Season]:
-    return Call(path=_of("season", season_id), decode=_one(schema.Season))
+    return Call(path=_of("season", season_id), decode=one(schema.Season))
 
 
 def start_season(env_id: str, name: str) -> Call[schema.Season]:
     """Start a season. For hosts, as are the three that follow."""
-    return Call(method="POST", path="/v1/seasons", body={"env_id": env_id, "name": name}, decode=_one(schema.Season))
+    return Call(method="POST", path="/v1/seasons", body={"env_id": env_id, "name": name}, decode=one(schema.Season))
 
 
 def freeze_season(season_id: int, frozen: bool = True) -> Call[schema.Season]:
     path = _of("season", season_id, "/freeze")
-    return Call(method="POST", path=path, body={"frozen": frozen}, decode=_one(schema.Season))
+    return Call(method="POST", path=path, body={"frozen": frozen}, decode=one(schema.Season))
 
 
 def season_finals(season_id: int, *, top: int = 8, games: int = 2) -> Call[schema.Tournament]:
     path = _of("season", season_id, "/finals")
-    return Call(method="POST", path=path, body={"top": top, "games": games}, decode=_one(schema.Tournament))
+    return Call(method="POST", path=path, body={"top": top, "games": games}, decode=one(schema.Tournament))
 
 
 def evaluate_finalists(season_id: int, *, top: int | None = None) -> Call[schema.Season]:
     """The finals of a verified season: of every owner, or of the `top` owners."""
     path = _of("season", season_id, "/finalists")
-    return Call(method="POST", path=path, body={"top": top}, decode=_one(schema.Season))
+    return Call(method="POST", path=path, body={"top": top}, decode=one(schema.Season))
 
 
 def end_season(season_id: int, *, without_finals: bool = False) -> Call[schema.Season]:
     path = _of("season", season_id, "/end")
-    return Call(method="POST", path=path, body={"without_finals": without_finals}, decode=_one(schema.Season))
+    return Call(method="POST", path=path, body={"without_finals": without_finals}, decode=one(schema.Season))
 
 
 def tournaments(env_id: str | None = None) -> Call[list[schema.Tournament]]:
-    return Call(path="/v1/tournaments", params=_params(env_id=env_id), decode=_many(schema.Tournament, "tournaments"))
+    return Call(path="/v1/tournaments", params=_params(env_id=env_id), decode=many(schema.Tournament, "tournaments"))
 
 
 def tournament(tournament_id: str) -> Call[schema.Tournament]:
-    return Call(path=_of("tournament", tournament_id), decode=_one(schema.Tournament))
+    return Call(path=_of("tournament", tournament_id), decode=one(schema.Tournament))
 
 
 def create_tournament(
@@ -374,18 +374,18 @@ def create_tournament(
         seed=seed,
         participants=None if participants is None else [checked_id(one, "submission") for one in participants],
     )
-    return Call(method="POST", path="/v1/tournaments", body=body, decode=_one(schema.Tournament))
+    return Call(method="POST", path="/v1/tournaments", body=body, decode=one(schema.Tournament))
 
 
 def cancel_tournament(tournament_id: str) -> Call[schema.Tournament]:
-    return Call(method="POST", path=_of("tournament", tournament_id, "/cancel"), decode=_one(schema.Tournament))
+    return Call(method="POST", path=_of("tournament", tournament_id, "/cancel"), decode=one(schema.Tournament))
 
 
 # ---- keys, exports ----
 
 
 def keys() -> Call[list[schema.Key]]:
-    return Call(path="/v1/keys", decode=_many(schema.Key, "keys"))
+    return Call(path="/v1/keys", decode=many(schema.Key, "keys"))
 
 
 def create_key(
@@ -396,17 +396,17 @@ def create_key(
     body = _given(
         owner=owner, scopes=None if scopes is None else list(scopes), label=label or None, expires_in_s=expires_in_s
     )
-    return Call(method="POST", path="/v1/keys", body=body, decode=_one(schema.NewKey))
+    return Call(method="POST", path="/v1/keys", body=body, decode=one(schema.NewKey))
 
 
 def rotate_key(key_id: str, *, grace_s: float = 0.0) -> Call[schema.NewKey]:
     """A new token in place of the old one, which still works for `grace_s`."""
     path = _of("key", key_id, "/rotate")
-    return Call(method="POST", path=path, body={"grace_s": grace_s}, decode=_one(schema.NewKey))
+    return Call(method="POST", path=path, body={"grace_s": grace_s}, decode=one(schema.NewKey))
 
 
 def revoke_key(key_id: str) -> Call[None]:
-    return Call(method="DELETE", path=_of("key", key_id), decode=_nothing)
+    return Call(method="DELETE", path=_of("key", key_id), decode=nothing)
 
 
 def export(
@@ -427,11 +427,11 @@ def queue() -> Call[Mapping[str, Any]]:
 
 
 def revive_job(job_id: int) -> Call[None]:
-    return Call(method="POST", path=f"/v1/admin/jobs/{checked_id(job_id, 'job')}/revive", decode=_nothing)
+    return Call(method="POST", path=f"/v1/admin/jobs/{checked_id(job_id, 'job')}/revive", decode=nothing)
 
 
 def cancel_job(job_id: int) -> Call[None]:
-    return Call(method="POST", path=f"/v1/admin/jobs/{checked_id(job_id, 'job')}/cancel", decode=_nothing)
+    return Call(method="POST", path=f"/v1/admin/jobs/{checked_id(job_id, 'job')}/cancel", decode=nothing)
 
 
 def benched() -> Call[Mapping[str, Any]]:
@@ -440,12 +440,12 @@ def benched() -> Call[Mapping[str, Any]]:
 
 def bench(submission_id: str, reason: str) -> Call[None]:
     body = {"submission_id": checked_id(submission_id, "submission"), "reason": reason}
-    return Call(method="POST", path="/v1/admin/bench", body=body, decode=_nothing)
+    return Call(method="POST", path="/v1/admin/bench", body=body, decode=nothing)
 
 
 def unbench(submission_id: str, reason: str = "") -> Call[None]:
     body = {"submission_id": checked_id(submission_id, "submission"), "reason": reason}
-    return Call(method="POST", path="/v1/admin/unbench", body=body, decode=_nothing)
+    return Call(method="POST", path="/v1/admin/unbench", body=body, decode=nothing)
 
 
 def put_environment(
@@ -453,7 +453,7 @@ def put_environment(
 ) -> Call[schema.Environment]:
     """Adds or changes one; what is not given stays as it is."""
     body = _given(env_id=env_id, kind=kind, settings=None if settings is None else dict(settings), enabled=enabled)
-    return Call(method="PUT", path="/v1/admin/environments", body=body, decode=_one(schema.Environment))
+    return Call(method="PUT", path="/v1/admin/environments", body=body, decode=one(schema.Environment))
 
 
 def owners() -> Call[Mapping[str, Any]]:
@@ -463,4 +463,4 @@ def owners() -> Call[Mapping[str, Any]]:
 def set_quota(owner: str, *, per_day: int | None = None, at_once: int | None = None) -> Call[None]:
     """None gives back the host's default."""
     body = {"owner": owner, "per_day": per_day, "at_once": at_once}
-    return Call(method="PUT", path="/v1/admin/quotas", body=body, decode=_nothing)
+    return Call(method="PUT", path="/v1/admin/quotas", body=body, decode=nothing)

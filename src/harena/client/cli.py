@@ -6,6 +6,8 @@ the line that installs it is printed.
 from __future__ import annotations
 
 import argparse
+import importlib
+from typing import Any
 
 from harena.client.errors import ArenaError, Unreachable, WaitTimeout
 from harena.command import UNAVAILABLE, USAGE, guarded
@@ -36,6 +38,11 @@ Submits an agent (a .py file, a folder, a zip, or several files of one folder) a
 WATCH_TEXT = """\
 Follows a match and draws it in the terminal while it runs. With --env, follows the board of an environment. Without
 either, prints the result of each match when it ends. Ctrl-C stops it."""
+TEAMS_TEXT = """\
+Founds teams, invites people and shows who is in them. What a member submits with `--owner TEAM` belongs to the team.
+Needs a key."""
+WEBHOOKS_TEXT = """\
+Adds and removes URLs that are told of your results and changes of rank, where the host allows it. Needs a key."""
 EXPORT_TEXT = """\
 Downloads the data of an environment. The data contain names that other people chose. In csv, texts that begin like a
 formula are quoted, so that spreadsheets do not run them."""
@@ -51,6 +58,8 @@ def fill(name: str, command: argparse.ArgumentParser) -> None:
         "watch": _fill_watch,
         "challenge": _fill_challenge,
         "export": _fill_export,
+        "teams": _fill_teams,
+        "webhooks": _fill_webhooks,
         "gradio": _fill_gradio,
     }[name](command)
 
@@ -76,7 +85,7 @@ def exit_code(error: HarenaError) -> int:
 # ---- options ----
 
 
-def _sets(command: argparse.ArgumentParser, name: str, *, json: bool = True) -> None:
+def _sets(command: argparse.ArgumentParser, name: str, *, json: bool = True, module: str = "commands") -> None:
     group = command.add_argument_group("the arena")
     group.add_argument(
         "--url", metavar="URL", help="address of the arena ($HARENA_URL, otherwise http://127.0.0.1:8000)"
@@ -88,9 +97,7 @@ def _sets(command: argparse.ArgumentParser, name: str, *, json: bool = True) -> 
         command.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def action(args: argparse.Namespace) -> int:
-        from harena.client import commands
-
-        return getattr(commands, name)(args)
+        return getattr(importlib.import_module(f"harena.client.{module}"), name)(args)
 
     command.epilog = EXIT_CODES
     command.set_defaults(action=guarded(action, extras=EXTRAS, code_of=_code, before_dashes=BEFORE_DASHES))
@@ -101,7 +108,7 @@ def _fill_submit(command: argparse.ArgumentParser) -> None:
     command.add_argument("files", nargs="+", metavar="FILE", help="a .py file, a folder or a zip; or several files")
     command.add_argument("--env", required=True, metavar="ENV", help="the environment to submit to")
     command.add_argument("--algorithm", default="Custom", metavar="NAME", help="name of the agent (Custom)")
-    command.add_argument("--owner", metavar="NAME", help="name of the owner; with a key it is always the key's owner")
+    command.add_argument("--owner", metavar="NAME", help="name of the owner; with a key, a team of yours")
     command.add_argument("--main-file", metavar="FILE", help="the main file, if there are several")
     command.add_argument(
         "--wait", action=argparse.BooleanOptionalAction, default=True, help="wait until it is ranked (yes)"
@@ -166,6 +173,41 @@ def _fill_export(command: argparse.ArgumentParser) -> None:
     command.add_argument("--season", type=int, metavar="ID", help="a season that has ended (the current one)")
     command.add_argument("-o", "--output", default="-", metavar="FILE", help="output file (stdout)")
     _sets(command, "export", json=False)
+
+
+def _fill_teams(command: argparse.ArgumentParser) -> None:
+    command.description = TEAMS_TEXT
+    parts: Any = command.add_subparsers(title="what to do", metavar="WHAT", required=True)
+    _part(parts, "list", "your teams, and those that have invited you", "list_teams")
+    create = _part(parts, "create", "found a team; you are its captain", "create_team")
+    invite = _part(parts, "invite", "invite somebody who has a key; for the captain", "invite")
+    join = _part(parts, "join", "accept an invitation", "join_team")
+    members = _part(parts, "members", "who is in a team of yours, and who is invited", "members")
+    leave = _part(parts, "leave", "leave a team, or decline its invitation", "leave_team")
+    for part in (create, invite, join, members, leave):
+        part.add_argument("team", metavar="TEAM", help="name of the team")
+    invite.add_argument("owner", metavar="OWNER", help="the name on their key")
+    leave.add_argument("--member", metavar="OWNER", help="remove this member instead; for the captain")
+
+
+def _fill_webhooks(command: argparse.ArgumentParser) -> None:
+    command.description = WEBHOOKS_TEXT
+    parts: Any = command.add_subparsers(title="what to do", metavar="WHAT", required=True)
+    _part(parts, "list", "your webhooks and mail addresses", "list_webhooks")
+    add = _part(parts, "add", "add a URL; the secret that signs what it gets is shown this once", "add_webhook")
+    add.add_argument("target", metavar="URL", help="such as https://hooks.example.org/harena")
+    remove = _part(parts, "remove", "remove a webhook or mail address", "remove_webhook")
+    test = _part(parts, "test", "send a test to a webhook, and say whether it arrived", "try_webhook")
+    for part in (remove, test):
+        part.add_argument("id", metavar="ID", help="its id, or the beginning of it")
+    test.add_argument("--timeout", type=_positive, default=60.0, metavar="S", help="seconds to wait (60)")
+
+
+def _part(parts: Any, name: str, text: str, action: str) -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    part: argparse.ArgumentParser = parts.add_parser(name, help=text, description=text, formatter_class=raw)
+    _sets(part, action, module="account_commands")
+    return part
 
 
 def _fill_gradio(command: argparse.ArgumentParser) -> None:

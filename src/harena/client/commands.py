@@ -30,22 +30,22 @@ SHORT_ID, FULL_ID = 6, 32
 
 
 def submit(args: argparse.Namespace) -> int:
-    with _client(args) as client:
+    with client_of(args) as client:
         sent = client.submit(args.files, args.env, algorithm=args.algorithm, owner=args.owner, main_file=args.main_file)
-        _note(f"submitted {sent.id}: {agent_name(sent)} for {sent.env_id}")
+        note(f"submitted {sent.id}: {agent_name(sent)} for {sent.env_id}")
         if not args.wait:
             return _print_submission(client, sent, args)
         return _follow(client, sent.id, args)
 
 
 def status(args: argparse.Namespace) -> int:
-    with _client(args) as client:
+    with client_of(args) as client:
         args.id = _full_id(client, args.id)
         return _follow(client, args.id, args) if args.watch else _print_submission(client, client.status(args.id), args)
 
 
 def logs(args: argparse.Namespace) -> int:
-    with _client(args) as client:
+    with client_of(args) as client:
         args.id = _full_id(client, args.id)
         text = client.logs(args.id)
     if args.json:
@@ -56,7 +56,7 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def leaderboard(args: argparse.Namespace) -> int:
-    with _client(args) as client:
+    with client_of(args) as client:
         if args.env is None:
             return _print_environments(client, args)
         if args.watch:
@@ -65,12 +65,12 @@ def leaderboard(args: argparse.Namespace) -> int:
         if args.json:
             print_json(schema.as_json(board))
         else:
-            _say(board_text(board))
+            say(board_text(board))
     return OK
 
 
 def watch(args: argparse.Namespace) -> int:
-    with _client(args) as client:
+    with client_of(args) as client:
         if args.match is not None:
             return _watch_match(client, args)
         if args.env is not None:
@@ -81,15 +81,15 @@ def watch(args: argparse.Namespace) -> int:
 
 
 def challenge(args: argparse.Namespace) -> int:
-    with _client(args) as client:
+    with client_of(args) as client:
         matches = client.challenge(args.id, args.opponent, args.games)
         if args.json:
             print_json([schema.as_json(match) for match in matches])
         else:
             for match in matches:
-                _say(f"{safe(match.id)}  {_page(client, 'match', match.id)}")
+                say(f"{safe(match.id)}  {_page(client, 'match', match.id)}")
             if matches:
-                _note(f"`harena watch {matches[0].id}` follows the first one")
+                note(f"`harena watch {matches[0].id}` follows the first one")
     return OK
 
 
@@ -97,7 +97,7 @@ def export(args: argparse.Namespace) -> int:
     to_terminal = args.output == "-" and sys.stdout.isatty()
     if to_terminal and args.format == "parquet":
         return fail(USAGE, "parquet cannot be printed on a terminal; use -o FILE")
-    with _client(args) as client:
+    with client_of(args) as client:
         pieces = client.export_stream(args.what, args.env, args.format, board=args.board, season=args.season)
         first = next(pieces, b"")  # before a file is created, since the arena may refuse
         whole = itertools.chain([first], pieces)
@@ -127,12 +127,12 @@ def _follow(client: ArenaClient, submission_id: str, args: argparse.Namespace) -
     def show(found: schema.Submission) -> None:
         nonlocal shown
         if not found.final and (text := progress_text(found)) != shown:
-            _note(shown := text)
+            note(shown := text)
 
     try:
         found = client.wait(submission_id, args.timeout, on_change=show)
     except KeyboardInterrupt:
-        _note(f"the submission continues; `harena status {submission_id} --watch` follows it")
+        note(f"the submission continues; `harena status {submission_id} --watch` follows it")
         return INTERRUPTED
     return _print_submission(client, found, args)
 
@@ -152,8 +152,8 @@ def _print_submission(client: ArenaClient, found: schema.Submission, args: argpa
     if args.json:
         print_json(schema.as_json(found))
     else:
-        _say(submission_text(found))
-        _say(_page(client, "submission", found.id))
+        say(submission_text(found))
+        say(_page(client, "submission", found.id))
     return OK if found.state == "ranked" or not found.final else NO
 
 
@@ -265,7 +265,7 @@ def _print_environments(client: ArenaClient, args: argparse.Namespace) -> int:
         return OK
     rows = [(one.env_id, one.kind, str(one.seats), str(one.entries), one.title or one.summary) for one in found]
     head = ("environment", "kind", "seats", "entries", "title")
-    _say(terminal.table(head, rows, left=("environment", "kind", "title")))
+    say(terminal.table(head, rows, left=("environment", "kind", "title")))
     return OK
 
 
@@ -280,8 +280,8 @@ def _watch_match(client: ArenaClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(schema.as_json(match), allow_nan=False))
     else:
-        _say(match_text(match))
-        _say(_page(client, "match", match.id))
+        say(match_text(match))
+        say(_page(client, "match", match.id))
     return OK
 
 
@@ -349,16 +349,16 @@ def _print_result(client: ArenaClient, match: schema.Match, *, as_json: bool) ->
         return
     names = [agent_name(seat) for seat in match.seats]
     text = f"{safe(match.env_id)}  {' against '.join(names)}: {_ending(match, names)}"
-    _say(f"{text}  {_page(client, 'match', match.id)}")
+    say(f"{text}  {_page(client, 'match', match.id)}")
 
 
 # ---- shared helpers ----
 
 
-def _client(args: argparse.Namespace) -> ArenaClient:
+def client_of(args: argparse.Namespace) -> ArenaClient:
     client = ArenaClient(args.url, key=args.key)
     if config.api_key(args.key) and client.url.startswith("http:") and not config.is_loopback(client.url):
-        _note("your key is sent over the network unencrypted; use https if possible")
+        note("your key is sent over the network unencrypted; use https if possible")
     return client
 
 
@@ -366,12 +366,12 @@ def _page(client: ArenaClient, kind: str, name: str) -> str:
     return f"{client.url}/{kind}/{quote(name)}"
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Print text, made safe for the terminal."""
     print(safe_lines(text), flush=True)
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
     print(safe(text), file=sys.stderr, flush=True)
 
 

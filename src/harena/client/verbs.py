@@ -8,7 +8,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from harena.client import calls
+from harena.client import account_calls, calls
 from harena.client.calls import Call
 
 if TYPE_CHECKING:
@@ -91,6 +91,17 @@ class Verbs:
     rotate_key = Verb(calls.rotate_key)
     revoke_key = Verb(calls.revoke_key)
     export = Verb(calls.export)
+
+    teams = Verb(account_calls.teams)
+    create_team = Verb(account_calls.create_team)
+    invite = Verb(account_calls.invite)
+    join_team = Verb(account_calls.join_team)
+    leave_team = Verb(account_calls.leave_team)
+    hooks = Verb(account_calls.hooks)
+    add_webhook = Verb(account_calls.add_webhook)
+    remove_hook = Verb(account_calls.remove_hook)
+    try_webhook = Verb(account_calls.try_webhook)
+    hook_deliveries = Verb(account_calls.hook_deliveries)
 
     queue = Verb(calls.queue)
     revive_job = Verb(calls.revive_job)

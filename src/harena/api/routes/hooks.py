@@ -22,6 +22,8 @@ from harena.arena.notices.transport import MAX_URL
 
 router = APIRouter(prefix="/v1/hooks", tags=["webhooks and mail"])
 
+TEST = "test"
+"""The event of a delivery that its owner asked for."""
 GUESSES = 5
 """Wrong codes after which a mail address is removed."""
 
@@ -75,6 +77,24 @@ def confirm(api: ApiOf, who: Keyed, hook_id: str, body: Code) -> Response:
 def deliveries(api: ApiOf, who: Keyed, hook_id: str) -> Response:
     found = api.store.notices.deliveries_of(_own(api, who, hook_id).id)
     return reply({"deliveries": [views.fill(schema.Delivery, one) for one in found]})
+
+
+@router.post(
+    "/{hook_id}/test",
+    status_code=201,
+    responses=answers(schema.Delivery, status=201),
+    summary="Sends a test to a webhook; its deliveries tell how it went",
+)
+def test_hook(api: ApiOf, who: Keyed, hook_id: str) -> Response:
+    found = _own(api, who, hook_id)
+    if found.kind is not HookKind.WEBHOOK:
+        raise ApiError(422, "invalid", "only a webhook can be tested", hint="a mail address is confirmed by its code")
+    sent = api.store.notices.deliveries_of(found.id)
+    if any(one.event == TEST and one.next_at is not None for one in sent):
+        raise ApiError(409, "conflict", "a test is under way", hint="GET its deliveries", headers={"Retry-After": "10"})
+    made = api.store.notices.add_delivery(found.id, TEST, {"owner": found.owner})
+    delivery = next(one for one in api.store.notices.deliveries_of(found.id) if one.id == made)
+    return reply(views.fill(schema.Delivery, delivery), 201)
 
 
 @router.delete("/{hook_id}", responses=answers(schema.Acknowledgement), summary="Removes it")
