@@ -1,11 +1,11 @@
-"""Builds what a release publishes: the sdist, and three wheels for each machine. Guarantees: the same commit gives the
+"""Builds what a release publishes: the sdist, and five wheels for each machine. Guarantees: the same commit gives the
 same bytes; every wheel is built from the sdist; nothing in a wheel needs a newer glibc than its tag says.
 
     python deploy/release/packages.py dist [--machine x86_64 --machine aarch64]
 
-Two packages are wheels of their own, to keep the first install small: `harena.azr`, whose model is three times as large
-as all the rest and of use only beside torch, is in `harena-azr`, which `pip install 'harena[azr]'` installs too;
-`harena.testing`, for authors of backends, is in `harena-testing`.
+Packages that cannot run without an extra are in wheels of their own, to keep the first install small. The extra
+installs the wheel: `pip install 'harena[arena]'` brings `harena-arena`, which needs `harena-match`. `harena.testing`,
+for authors of backends, is in `harena-testing`. A wheel that is built otherwise, as by `pip install .`, has it all.
 
 Static programs are compiled by zig, which links them with musl for either machine: a tenth of the size that they have
 with glibc. Shared objects are compiled by gcc: zygote.so needs its builtins, and the kernels use the OpenMP library of
@@ -32,10 +32,14 @@ ROOT = Path(__file__).resolve().parents[2]
 GLIBC = (2, 28)  # Debian 10, RHEL 8, Ubuntu 20.04 and newer; memfd_create needs 2.27
 GCC = {"x86_64": "gcc", "aarch64": "aarch64-linux-gnu-gcc"}
 PARTS = {
+    "harena_arena": "The arena of Harena: submissions, ratings, boards, its API and its page.",
     "harena_azr": "Training by self-play for Harena: the code, the compiled kernels and the small model.",
+    "harena_match": "Matches of Harena: games, clocks, isolated agents, replays, the executor.",
     "harena_testing": "The contract and the attacks that every backend of Harena must pass, as tests.",
 }
 """Wheels of their own: harena_X has harena/X, and is required by the extra X if there is one."""
+BESIDE = {"harena_arena": ("harena/api",)}
+"""Further folders of a wheel of its own."""
 FROM_TORCH = "libgomp.so.1"
 EARLIEST = 315532800  # 1980-01-01: a zip has no earlier time
 
@@ -104,13 +108,17 @@ def _split(wheel: Path, platform: str, out: Path, time: int) -> list[Path]:
     kept = {name: about[name] for name in about if name.startswith(("WHEEL", "licenses/"))}
     made: list[Path] = []
     for part, summary in PARTS.items():
-        own = {name: data for name, data in files.items() if name.startswith(f"{part.replace('_', '/', 1)}/")}
+        own = {name: data for name, data in files.items() if name.startswith(folders(part))}
         files = {name: data for name, data in files.items() if name not in own}
         described = {**kept, "METADATA": part_metadata(head, version, part, summary)}
         made.append(_write(out, part, version, tag, own, described, modes, time))
     rest = {name: data for name, data in files.items() if not name.startswith(f"{info}/")}
     described = {**about, "METADATA": main_metadata(head, version)}
     return [_write(out, "harena", version, tag, rest, described, modes, time), *made]
+
+
+def folders(part: str) -> tuple[str, ...]:
+    return tuple(f"{name}/" for name in (part.replace("_", "/", 1), *BESIDE.get(part, ())))
 
 
 def main_metadata(head: str, version: str) -> bytes:

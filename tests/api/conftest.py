@@ -10,11 +10,11 @@ from starlette.testclient import TestClient
 
 from harena.access import Rate
 from harena.api.app import create_app
-from harena.api.http.limits import RequestLimits
 from harena.arena.arena import Arena
 from harena.arena.db.models import Scope
 from harena.arena.db.records import DefaultQuota
 from harena.arena.settings import Settings
+from harena.http.limits import RequestLimits
 from support.served import ENV, LADDER, Server
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from harena.api.app import create_app
-from harena.api.http.limits import RequestLimits
+from harena.http.limits import RequestLimits
 from support.served import Server
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"

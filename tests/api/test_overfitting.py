@@ -23,10 +23,10 @@ pytest.importorskip("gymnasium")
 from harena import statistics
 from harena.access import Rate
 from harena.api.app import create_app
-from harena.api.http.limits import RequestLimits
 from harena.arena.db.models import EnvironmentKind, Scope
 from harena.arena.queue.kinds import BY_NAME
 from harena.arena.work import handlers, perform
+from harena.http.limits import RequestLimits
 
 LAKE, CARDS = "FrozenLake-v1", "Blackjack-v1"
 # On the slippery lake the policy of value iteration; with cards the usual table, without counting.

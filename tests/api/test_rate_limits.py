@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from harena.access import MAX_ADDRESSES, Buckets, Rate
 from harena.api.app import create_app
-from harena.api.http.limits import RequestLimits, address_of
+from harena.http.limits import RequestLimits, address_of
 from support.served import upload
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from harena.api.app import create_app
-from harena.api.http.limits import RequestLimits
+from harena.http.limits import RequestLimits
 from support import busy
 from support.served import ENV, Server, events, rank, ranked, submitted
 

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from starlette.testclient import TestClient
 
 from harena.api.app import create_app
-from harena.api.http.limits import RequestLimits
 from harena.arena.db.models import submissions
+from harena.http.limits import RequestLimits
 from support.served import AGENT, Server, upload
 
 PATHS = ("/v1/submissions", "/api/submit/", "/submissions/")

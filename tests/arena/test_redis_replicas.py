@@ -9,11 +9,11 @@ import pytest
 
 from harena.access import Rate
 from harena.api.app import create_app
-from harena.api.http.limits import RequestLimits
 from harena.arena.arena import Arena, Roles
 from harena.arena.db.models import SubmissionKind
 from harena.arena.redis import boards as boards_module
 from harena.arena.settings import Settings
+from harena.http.limits import RequestLimits
 from support.entries import ENV, ranked, started
 from support.killable import until
 from support.served import Server

@@ -10,10 +10,10 @@ import time
 import httpx
 import uvicorn
 
-from harena.api.http.limits import RequestLimits
 from harena.api.server import http_config
 from harena.arena.db.models import Event
 from harena.arena.db.records import EvaluationOutcome
+from harena.http.limits import RequestLimits
 
 ENV, LADDER = "CartPole-v1", "tictactoe-v1"
 AGENT = b"def act(observation):\n    return 0\n"

@@ -11,10 +11,10 @@ import time
 import msgspec
 
 from harena.api.app import create_app
-from harena.api.http.limits import RequestLimits
 from harena.arena.arena import Arena, Roles
 from harena.arena.db.models import Scope
 from harena.arena.settings import Settings
+from harena.http.limits import RequestLimits
 from support.served import AGENT, ENV, LADDER, Server, bearer, upload
 
 SOON_S = 60.0

@@ -198,8 +198,17 @@ def test_what_no_command_foresaw_is_one_line_too(capsys: Capture, monkeypatch: p
 def test_a_missing_part_names_the_extra(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "harena.azr.cli.commands", None)
     assert cli.main(["azr", "train"]) == cli.UNAVAILABLE
-    assert capsys.readouterr().err == "harena: this needs harena-azr; pip install 'harena[azr]'\n"
+    assert capsys.readouterr().err == "harena: this needs harena-azr: pip install 'harena[azr]'\n"
+    monkeypatch.setitem(sys.modules, "harena.api.cli", None)
+    assert cli.main(["up"]) == cli.UNAVAILABLE
+    assert capsys.readouterr().err == "harena: this needs harena-arena: pip install 'harena[arena]'\n"
     assert "azr" in {command.words[0] for command in reference.commands() if command.words}
+
+
+def test_games_are_listed_without_the_arena(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "harena.arena.host_cli", None)
+    assert cli.main(["envs"]) == 0
+    assert "connect_four" in capsys.readouterr().out
 
 
 def test_colours_of_a_game_stay_only_on_a_terminal_that_wants_them(

@@ -22,7 +22,6 @@ from harena.api.answers.replays import Replays
 from harena.api.auth import Sessions
 from harena.api.context import Api
 from harena.api.http import errors
-from harena.api.http.limits import RequestLimits
 from harena.api.http.metrics import Metrics
 from harena.api.http.middleware import LOOPBACK_NAMES, Gate
 from harena.api.http.strict import ONLY_KNOWN
@@ -47,6 +46,7 @@ from harena.arena.arena import Arena
 from harena.arena.db.queries import Queries
 from harena.arena.redis.rates import SharedRates
 from harena.arena.work.dispatch import Dispatch
+from harena.http.limits import RequestLimits
 
 DESCRIPTION = (
     "Submissions, verified leaderboards and rating ladders for agents in boxes. Reading needs no key unless the host "

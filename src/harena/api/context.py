@@ -15,12 +15,12 @@ from starlette.responses import Response
 from harena import schema
 from harena.api.answers.links import FilesWatch, Links
 from harena.api.answers.replays import Replays
-from harena.api.http.limits import RequestLimits
 from harena.api.http.metrics import Metrics
 from harena.arena.arena import Arena
 from harena.arena.db.queries import Queries
 from harena.arena.db.store import Store
 from harena.arena.settings import Settings
+from harena.http.limits import RequestLimits
 
 if TYPE_CHECKING:
     from harena.api.answers.boards import Boards

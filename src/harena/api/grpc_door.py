@@ -15,11 +15,11 @@ from collections.abc import Callable
 import grpc
 
 from harena.access import Buckets, Rate
-from harena.api.http.limits import RequestLimits, address_of
 from harena.arena.db.accounts.keys import KeyRecord
 from harena.arena.db.models import KeyRefused, Scope
 from harena.arena.db.store import Store
 from harena.arena.settings import Settings
+from harena.http.limits import RequestLimits, address_of
 from harena.match.executor import server
 from harena.match.executor.orders import CallRefused
 

@@ -31,8 +31,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from harena import telemetry
 from harena.api import grpc_door
 from harena.api.app import create_app
-from harena.api.http import protocol
-from harena.api.http.limits import RequestLimits
 from harena.api.http.metrics import CONTENT_TYPE, Metrics
 from harena.api.logs import set_up_logs
 from harena.api.worker.celery_bell import CeleryBell
@@ -42,6 +40,8 @@ from harena.arena.db.models import Scope as KeyScope
 from harena.arena.settings import Settings
 from harena.arena.variables import Environ
 from harena.errors import SpecError
+from harena.http import protocol
+from harena.http.limits import RequestLimits
 from harena.match.executor import config as executor_config
 from harena.match.executor import server as executor_server
 from harena.match.executor.orders import CALLER

@@ -94,8 +94,10 @@ PARTS = {
     "harena.azr.cli.commands": {
         "azr": "train a model by self-play (Absolute Zero), evaluate it, read the tasks it proposes",
     },
-    "harena.arena.host_cli": {
+    "harena.cli.envs": {
         "envs": "list the games that agents can play; add one to an arena",
+    },
+    "harena.arena.host_cli": {
         "backup": "write everything of an arena into one file, also while it runs",
         "restore": "make an arena's folder from a backup",
         "gc": "forget replays and logs by the rules of retention, delete files that no row needs",
@@ -151,11 +153,12 @@ def _greet(*, json: bool) -> int:
 
 def _unexpected(error: Exception) -> int:
     """One line for what no command foresaw, by the type of the error."""
+    from harena.lazy import missing_part
     from harena.terminal import safe
 
     match error:
-        case ModuleNotFoundError(name=str(name)) if name.startswith("harena.azr"):
-            return fail(UNAVAILABLE, "this needs harena-azr", "pip install 'harena[azr]'")
+        case ModuleNotFoundError() if sentence := missing_part(error):
+            return fail(UNAVAILABLE, sentence, "")
         case ModuleNotFoundError(name=str(name)):
             return fail(UNAVAILABLE, f"the package {safe(name)} is missing", "install it, or the extra that has it")
         case UnicodeError():

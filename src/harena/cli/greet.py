@@ -27,14 +27,14 @@ DOORS = (
         name="match",
         does="agents against each other",
         first="harena match connect_four a.py b.py --watch",
-        needs=("numpy", "msgspec", "zstandard", "packaging"),
+        needs=("numpy", "msgspec", "zstandard", "packaging", "harena.match"),
         extra="match",
     ),
     Door(
         name="rank",
         does="an arena with boards and a page",
         first="harena up",
-        needs=("fastapi", "sqlalchemy", "uvicorn", "gymnasium", "grpc"),
+        needs=("fastapi", "sqlalchemy", "uvicorn", "gymnasium", "grpc", "harena.api", "harena.arena"),
         extra="arena",
     ),
     Door(

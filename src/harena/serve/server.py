@@ -22,9 +22,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from harena.api.http.limits import RequestLimits, address_of
-from harena.api.http.protocol import Connections, HttpConnection
 from harena.errors import SpecError
+from harena.http.limits import RequestLimits, address_of
+from harena.http.protocol import Connections, HttpConnection
 from harena.node.rules import Rules
 from harena.sandbox import backend
 from harena.serve import plane

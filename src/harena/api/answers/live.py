@@ -22,11 +22,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from harena.api.answers import views
 from harena.api.http.errors import ApiError
-from harena.api.http.limits import RequestLimits
 from harena.api.http.metrics import Metrics
 from harena.arena.arena import Arena
 from harena.arena.db.events import EventNotice
 from harena.arena.events.bus import MAX_FRAMES, RESET, frames_topic
+from harena.http.limits import RequestLimits
 
 HEARTBEAT_S = 15.0
 MAX_WAITING = 500

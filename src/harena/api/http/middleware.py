@@ -25,8 +25,8 @@ from harena import trace
 from harena.access import Buckets, Rate
 from harena.api.http import errors
 from harena.api.http.errors import ApiError
-from harena.api.http.limits import RequestLimits, SharedLimits, address_of
 from harena.api.http.metrics import Metrics
+from harena.http.limits import RequestLimits, SharedLimits, address_of
 
 ACCESS = logging.getLogger("harena.api.access")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from harena.api.http.limits import RequestLimits, address_of
+from harena.http.limits import RequestLimits, address_of
 
 
 class HeadRefused(Exception):
