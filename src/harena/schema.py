@@ -271,6 +271,13 @@ class Board:
     live: bool = False
     entries: tuple[BoardEntry, ...] = ()
 
+    def _repr_html_(self) -> str:
+        from harena import notebook
+
+        head = ("rank", "owner", "algorithm", "score", "low", "high", "games", "wins", "draws", "losses")
+        rows = [[getattr(entry, name) for name in head] for entry in self.entries]
+        return notebook.table(f"{self.env_id}, {self.board} board, {self.total} in all", head, rows)
+
 
 # ---- submissions ----
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harena import notebook
 from harena.errors import BackendUnavailable, SpecError
 from harena.match import registry
 from harena.match.agent import image
@@ -133,15 +134,8 @@ class AgentEvaluation:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        import html
-
-        def cells(tag: str, values: Sequence[object]) -> str:
-            return "".join(f"<{tag}>{html.escape(str(value))}</{tag}>" for value in values)
-
-        shown = [[_short(record[name]) for name in COLUMNS] for record in self.records()]
-        body = "".join(f"<tr>{cells('td', row)}</tr>" for row in shown)
-        title = html.escape(f"{self.env}, {self.games} games")
-        return f"<table><caption>{title}</caption><tr>{cells('th', COLUMNS)}</tr>{body}</table>"
+        rows = [[record[name] for name in COLUMNS] for record in self.records()]
+        return notebook.table(f"{self.env}, {self.games} games", COLUMNS, rows)
 
 
 def evaluate(
@@ -234,7 +228,3 @@ def _interval(value: Interval) -> str:
 
 def _faults(row: TableRow) -> str:
     return f", {row.faults} faults" if row.faults else ""
-
-
-def _short(value: object) -> object:
-    return f"{value:.3g}" if isinstance(value, float) else value

@@ -193,3 +193,16 @@ class MatchResult:
                 for seat in self.seats
             ],
         }
+
+    def _repr_html_(self) -> str:
+        from harena import notebook
+
+        ended = self.reason or self.error
+        head = ("seat", "agent", "score", "status", "reason", "moves", "cpu_s")
+        rows = [
+            (at, seat.agent, seat.score, seat.status.value, seat.reason, seat.moves, seat.cpu_s)
+            for at, seat in enumerate(self.seats)
+        ]
+        won = "" if self.winner is None else f", seat {self.winner} wins"
+        title = f"{self.environment}, seed {self.seed}: {self.status.value} after {self.steps} steps{won}"
+        return notebook.table(f"{title}: {ended}" if ended else title, head, rows)

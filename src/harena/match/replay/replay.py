@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import harena
+from harena import notebook
 from harena.errors import HarenaError
 from harena.match import registry, spaces
 from harena.match.game import Game, GameError, IllegalAction, Outcome, withdraw
@@ -129,6 +130,9 @@ class ReplayFrame:
     """CPU time of the moves that led to this frame."""
     done: bool
     """True for the last frame of the replay."""
+
+    def _repr_html_(self) -> str:
+        return notebook.preformatted(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +337,10 @@ class Replay:
     def _repr_html_(self) -> str:
         from harena.match.replay import viewer
 
-        page = html.escape(viewer.html(self), quote=True)
+        try:
+            page = html.escape(viewer.html(self), quote=True)
+        except HarenaError as error:  # a replay of a stranger: its moves need not fit the game
+            return notebook.preformatted(f"This replay cannot be shown: {error}")
         style = "width:100%;height:760px;border:0"
         return f'<iframe title="replay" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
 
