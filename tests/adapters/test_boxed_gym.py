@@ -160,7 +160,7 @@ def test_memory_of_an_environment_is_limited(tmp_path):
 )
 def test_a_forged_description_of_a_space_is_refused(description):
     with pytest.raises(BoxedEnvError):
-        boxed_gym._space(description)
+        boxed_gym.space_of(description)
 
 
 def test_a_file_that_does_not_exist_is_named():

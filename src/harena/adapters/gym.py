@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import gymnasium as gym
 import numpy as np
@@ -77,7 +77,7 @@ def boxed(
         "num_envs": num_envs,
         "arguments": dict(arguments or {}),
         "vectorization": vectorization,
-        **_source(env),
+        **source_of(env),
     }
     remote = _Remote(
         order,
@@ -94,7 +94,7 @@ def boxed(
     return BoxedEnv(remote) if num_envs is None else BoxedVectorEnv(remote, num_envs)
 
 
-def _source(env: str) -> dict[str, str]:
+def source_of(env: str) -> dict[str, str]:
     path, colon, factory = env.rpartition(":")
     if not colon or not path.endswith(".py"):
         return {"source": "", "name": "", "factory": ""}
@@ -106,7 +106,7 @@ def _source(env: str) -> dict[str, str]:
         raise SpecError(f"{path}: cannot be read: {error}") from None
 
 
-class _Remote:
+class Remote:
     """The process in the box, and the memory that it shares with this one."""
 
     def __init__(
@@ -122,15 +122,17 @@ class _Remote:
                 raise Unsupported(f"the backend {backend!r} shares no memory with boxes; use the local one")
             self._talk.send(json.dumps(order).encode())
             self.described = self._hear(start_s)
-            self.observations = _space(self.described.get("observation"))
-            self.actions = _space(self.described.get("action"))
-            self._share(order["num_envs"])
+            self.prepare(order)
         except BaseException:
             self.close()
             raise
 
-    def _share(self, count: int | None) -> None:
-        parts = guest.layout(self.observations, self.actions, count)
+    def prepare(self, order: dict[str, Any]) -> None:
+        """Read the description of the environment, and share the memory that it needs."""
+        raise NotImplementedError
+
+    def share(self, parts: Any) -> list[Any]:
+        """Map memory for these arrays on both sides."""
         size = guest.size(parts)
         if size > MAX_MEMORY:
             raise BoxedEnvError(
@@ -144,25 +146,17 @@ class _Remote:
             self._talk.send_descriptor(b"m", descriptor)
         finally:
             os.close(descriptor)
-        arrays = guest.views(self._memory, parts)
-        self.rewards, self.terminated, self.truncated = arrays[:3]
-        seen = len(guest.leaves(self.observations))
-        self._seen, self._acted = arrays[3 : 3 + seen], arrays[3 + seen :]
+        return guest.views(self._memory, parts)
 
-    def reset(self, seed: Any, options: Any) -> tuple[Any, dict[str, Any]]:
-        self._talk.send(b"r" + json.dumps({"seed": seed, "options": options}).encode())
-        info = self._hear(self._step_s)
-        return guest.take(self.observations, list(self._seen)), info
-
-    def step(self, action: Any) -> dict[str, Any]:
+    def ask(self, packet: bytes) -> dict[str, Any]:
+        """Send an order and return the answer, which is JSON data of a stranger."""
         if self._talk is None:
             raise BoxedEnvError(f"{self._name} is closed")
-        guest.put(self.actions, list(self._acted), action)
-        self._talk.send(b"s")
+        self._talk.send(packet)
         return self._hear(self._step_s)
 
-    def observation(self) -> Any:
-        return guest.take(self.observations, list(self._seen))
+    def ask_reset(self, seed: Any, options: Any) -> dict[str, Any]:
+        return self.ask(b"r" + json.dumps({"seed": seed, "options": options}).encode())
 
     def _hear(self, wait_s: float) -> dict[str, Any]:
         packet = self._talk.receive_soon()
@@ -170,7 +164,7 @@ class _Remote:
         while packet is None:
             left = until - time.monotonic()
             if left <= 0:
-                self._fail(f"it did not answer within {wait_s:g} s")
+                self.fail(f"it did not answer within {wait_s:g} s")
             packet = self._talk.receive(left)
             if packet is None:
                 self._talk.read_log()
@@ -179,10 +173,9 @@ class _Remote:
         if packet[:1] == b"k":
             return self._parsed(packet[1:])
         if packet[:1] == b"e":
-            self._fail(packet[1:2001].decode("utf-8", "replace"))
+            self.fail(packet[1:2001].decode("utf-8", "replace"))
         ended = self._talk.end(1.0)
-        self._fail(f"its process ended: {ended.verdict.value}: {ended.detail}")
-        raise AssertionError
+        self.fail(f"its process ended: {ended.verdict.value}: {ended.detail}")
 
     def _parsed(self, data: bytes) -> dict[str, Any]:
         try:
@@ -190,10 +183,10 @@ class _Remote:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            self._fail("it sent something that is not JSON")
+            self.fail("it sent something that is not JSON")
         return cast("dict[str, Any]", found)
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> NoReturn:
         self.close()
         raise BoxedEnvError(f"{self._name} failed in its box: {reason}")
 
@@ -202,6 +195,27 @@ class _Remote:
         if talk is not None:
             talk.drop()
         self._box.close()
+
+
+class _Remote(Remote):
+    def prepare(self, order: dict[str, Any]) -> None:
+        self.observations = space_of(self.described.get("observation"))
+        self.actions = space_of(self.described.get("action"))
+        arrays = self.share(guest.layout(self.observations, self.actions, order["num_envs"]))
+        self.rewards, self.terminated, self.truncated = arrays[:3]
+        seen = len(guest.leaves(self.observations))
+        self._seen, self._acted = arrays[3 : 3 + seen], arrays[3 + seen :]
+
+    def reset(self, seed: Any, options: Any) -> tuple[Any, dict[str, Any]]:
+        info = self.ask_reset(seed, options)
+        return self.observation(), info
+
+    def step(self, action: Any) -> dict[str, Any]:
+        guest.put(self.actions, list(self._acted), action)
+        return self.ask(b"s")
+
+    def observation(self) -> Any:
+        return guest.take(self.observations, list(self._seen))
 
 
 class BoxedEnv(gym.Env[Any, Any]):
@@ -249,7 +263,7 @@ class BoxedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._remote.close()
 
 
-def _space(data: Any, depth: int = MAX_DEPTH) -> gym.Space[Any]:
+def space_of(data: Any, depth: int = MAX_DEPTH) -> gym.Space[Any]:
     """A space of Gymnasium from its description, which comes from the box."""
     try:
         match data:
@@ -262,9 +276,9 @@ def _space(data: Any, depth: int = MAX_DEPTH) -> gym.Space[Any]:
             case {"kind": "MultiDiscrete", "nvec": nvec, "start": start}:
                 return gym.spaces.MultiDiscrete(_array(nvec), start=_array(start))
             case {"kind": "Dict", "parts": dict(parts)} if depth and len(cast(Any, parts)) <= MAX_PARTS:  # pyright: ignore[reportUnknownVariableType]
-                return gym.spaces.Dict({str(k): _space(v, depth - 1) for k, v in cast(Any, parts).items()})
+                return gym.spaces.Dict({str(k): space_of(v, depth - 1) for k, v in cast(Any, parts).items()})
             case {"kind": "Tuple", "parts": list(parts)} if depth and len(cast(Any, parts)) <= MAX_PARTS:  # pyright: ignore[reportUnknownVariableType]
-                return gym.spaces.Tuple([_space(part, depth - 1) for part in cast(Any, parts)])
+                return gym.spaces.Tuple([space_of(part, depth - 1) for part in cast(Any, parts)])
             case _:
                 raise ValueError("unknown kind of space")
     except (ValueError, TypeError, AssertionError, OverflowError) as error:

@@ -1,5 +1,5 @@
-"""Runs in a box: makes an environment and steps it on orders of the host. The host imports the functions about
-layouts.
+"""Runs in a box: makes an environment of Gymnasium or PettingZoo and steps it on orders of the host. The host imports
+the functions about layouts.
 
 A packet from the host is a letter and JSON; numbers go through shared memory whose layout both sides work out from the
 description of the spaces. What the environment does here is its own business: the host reads fixed shapes of numbers,
@@ -119,15 +119,19 @@ def make(order):
 
     count, arguments = order["num_envs"], order["arguments"]
     if order["source"]:
-        names = {"__name__": "boxed_environment"}
-        exec(compile(order["source"], order["name"], "exec"), names)
-        factory = names[order["factory"]]
+        factory = from_source(order)
         if count is None:
             return factory(**arguments)
         return gym.vector.SyncVectorEnv([lambda: factory(**arguments)] * count)
     if count is None:
         return gym.make(order["id"], **arguments)
     return gym.make_vec(order["id"], num_envs=count, vectorization_mode=order["vectorization"], **arguments)
+
+
+def from_source(order):
+    names = {"__name__": "boxed_environment"}
+    exec(compile(order["source"], order["name"], "exec"), names)
+    return names[order["factory"]]
 
 
 class EnvServer:
@@ -191,10 +195,100 @@ def layout(observations, actions, count):
     return head + leaves(observations, count) + leaves(actions, count)
 
 
+def table_layout(spaces):
+    """Every array of the shared memory of several agents, whose spaces are pairs of observation and action: who acts,
+    the order of the agents, and for each agent its rewards and ends, its observation and its action."""
+    parts = [(np.dtype("int32"), ()), (np.dtype("int32"), (len(spaces),))]
+    for observations, actions in spaces:
+        parts += [(np.dtype("float64"), (2,)), (np.dtype("uint8"), (2,)), *leaves(observations), *leaves(actions)]
+    return parts
+
+
+class Table:
+    """The arrays of several agents, by name."""
+
+    def __init__(self, arrays, agents, spaces):
+        self.acting, self.order = arrays[:2]
+        self.agents, self.rows, at = agents, {}, 2
+        for agent, (observations, actions) in zip(agents, spaces, strict=True):
+            seen, acted = len(leaves(observations)), len(leaves(actions))
+            middle = at + 2 + seen
+            self.rows[agent] = (*arrays[at : at + 2], arrays[at + 2 : middle], arrays[middle : middle + acted])
+            at = middle + acted
+        self.spaces = dict(zip(agents, spaces, strict=True))
+
+    def put_action(self, agent, action):
+        put(self.spaces[agent][1], list(self.rows[agent][3]), action)
+
+    def action(self, agent):
+        return take(self.spaces[agent][1], list(self.rows[agent][3]))
+
+    def observation(self, agent):
+        return take(self.spaces[agent][0], list(self.rows[agent][2]))
+
+
+class TableServer(EnvServer):
+    """Steps an environment of PettingZoo: agents in turn (AEC), or all at once."""
+
+    def __init__(self, sock, order):
+        import importlib
+
+        from pettingzoo import AECEnv
+
+        self.sock = sock
+        module, _, name = order["id"].rpartition(":")
+        factory = from_source(order) if order["source"] else getattr(importlib.import_module(module), name)
+        env = self.env = factory(**order["arguments"])
+        self.in_turn = isinstance(env, AECEnv)
+        agents = list(env.possible_agents)
+        spaces = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
+        described = [[describe(part) for part in pair] for pair in spaces]
+        self.say({"in_turn": self.in_turn, "agents": [str(agent) for agent in agents], "spaces": described})
+        parts = table_layout(spaces)
+        _, descriptors, _, _ = socket.recv_fds(sock, 16, 1)
+        self.table = Table(views(mmap.mmap(descriptors[0], size(parts)), parts), agents, spaces)
+
+    def reset(self, order):
+        options = {} if order.get("options") is None else {"options": order["options"]}
+        found = self.env.reset(seed=order["seed"], **options)
+        self.tell(*(({}, {}, {}, {}) if self.in_turn else (found[0], {}, {}, {})), None if self.in_turn else found[1])
+
+    def step(self):
+        table = self.table
+        if not self.in_turn:
+            acting = [table.agents[at] for at in table.order if at >= 0]
+            self.tell(*self.env.step({agent: table.action(agent) for agent in acting}))
+            return
+        agent = self.env.agent_selection
+        self.env.step(table.action(agent) if int(table.acting) >= 0 else None)
+        self.tell({}, {}, {}, {}, None)
+
+    def tell(self, observations, rewards, terminated, truncated, infos):
+        """Write what every agent gets into the memory, and send the infos."""
+        env, table = self.env, self.table
+        if self.in_turn:
+            rewards, terminated, truncated, infos = env.rewards, env.terminations, env.truncations, env.infos
+            observations = {agent: env.observe(agent) for agent in env.agents}
+            table.acting[...] = table.agents.index(env.agent_selection) if env.agents else -1
+        for agent, observation in observations.items():
+            scores, ends, seen, _ = table.rows[agent]
+            total = env._cumulative_rewards[agent] if self.in_turn else 0.0
+            scores[...] = rewards.get(agent, 0.0), total
+            ends[...] = terminated.get(agent, False), truncated.get(agent, False)
+            put(table.spaces[agent][0], list(seen), observation)
+        order = [table.agents.index(agent) for agent in env.agents]
+        table.order[...] = order + [-1] * (len(table.agents) - len(order))
+        told = plain({"agents": [str(agent) for agent in observations], "infos": infos})
+        if len(json.dumps(told)) > MAX_INFO:
+            told["infos"] = {agent: {"left_out": "the info is too large"} for agent in infos}
+        self.say(told)
+
+
 def main():
     sock = socket.socket(fileno=5)
     try:
-        EnvServer(sock, json.loads(sock.recv(MAX_PACKET))).serve()
+        order = json.loads(sock.recv(MAX_PACKET))
+        (TableServer if order.get("table") else EnvServer)(sock, order).serve()
     except BaseException as error:
         sock.send(b"e" + f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:2000])
         raise
