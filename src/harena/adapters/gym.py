@@ -79,7 +79,7 @@ def boxed(
         "vectorization": vectorization,
         **source_of(env),
     }
-    remote = _Remote(
+    remote = _RemoteEnv(
         order,
         Spec(
             packages=("gymnasium", "numpy", *packages),
@@ -197,7 +197,7 @@ class Remote:
         self._box.close()
 
 
-class _Remote(Remote):
+class _RemoteEnv(Remote):
     def prepare(self, order: dict[str, Any]) -> None:
         self.observations = space_of(self.described.get("observation"))
         self.actions = space_of(self.described.get("action"))
@@ -221,7 +221,7 @@ class _Remote(Remote):
 class BoxedEnv(gym.Env[Any, Any]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
 
-    def __init__(self, remote: _Remote) -> None:
+    def __init__(self, remote: _RemoteEnv) -> None:
         self._remote = remote
         self.observation_space, self.action_space = remote.observations, remote.actions
 
@@ -240,7 +240,7 @@ class BoxedEnv(gym.Env[Any, Any]):
 
 
 class BoxedVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
-    def __init__(self, remote: _Remote, num_envs: int) -> None:
+    def __init__(self, remote: _RemoteEnv, num_envs: int) -> None:
         self._remote = remote
         self.num_envs = num_envs
         self.single_observation_space, self.single_action_space = remote.observations, remote.actions

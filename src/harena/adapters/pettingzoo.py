@@ -46,7 +46,7 @@ def boxed(
     module, _, factory = env.rpartition(":")
     if not source["source"] and not (factory.isidentifier() and module.replace(".", "_").isidentifier()):
         raise SpecError(f"{env!r:.80}: give MODULE:FACTORY or FILE.py:FACTORY")
-    remote = _Remote(
+    remote = _RemoteTable(
         {"id": env, "table": True, "arguments": dict(arguments or {}), **source},
         Spec(
             packages=("gymnasium", "numpy", "pettingzoo", *packages),
@@ -61,7 +61,7 @@ def boxed(
     return BoxedAEC(remote) if remote.described.get("in_turn") is True else BoxedParallel(remote)
 
 
-class _Remote(Remote):
+class _RemoteTable(Remote):
     def prepare(self, order: dict[str, Any]) -> None:
         names: Any = self.described.get("agents")
         pairs: Any = self.described.get("spaces")
@@ -117,7 +117,7 @@ class _Spaces:
     metadata: dict[str, Any] = {"render_modes": [], "name": "boxed", "is_parallelizable": False}  # noqa: RUF012
     render_mode = None
 
-    def __init__(self, remote: _Remote) -> None:
+    def __init__(self, remote: _RemoteTable) -> None:
         self._remote = remote
         self.possible_agents = list(remote.agents)
         self.agents = list[str]()

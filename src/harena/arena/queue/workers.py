@@ -5,7 +5,8 @@ a job that was cancelled is told within a second; one that the platform failed a
 up with a reason after its last attempt; a clean stop gives back what it could not finish. Kinds that share the slots of
 a lane each have one while they have work; a job that holds a slot for long yields it to a share or a kind that has
 none, and is done again later, with twice the time before it must yield once more. A suspect, which several workers
-were lost with, runs while nothing else does in this process. Does not know what the jobs are: handlers do.
+were lost with, runs while nothing else does in this process. Does not know what the jobs are: handlers do. One
+file: slots, turns and leases share one lock, and are read together.
 """
 
 from __future__ import annotations
