@@ -4,6 +4,7 @@ TRR++'s."""
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 import sys
@@ -261,7 +262,10 @@ def test_rows_that_trl_shares_out_otherwise_are_refused() -> None:
         trl_engine.share_of(rows, ["a", "b"], 0)
 
 
-def test_the_command_trains_resumes_and_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_trains_resumes_and_evaluates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # libraries of other tests print log lines to stdout
     import torch
 
     from harena import cli
