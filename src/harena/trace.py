@@ -36,13 +36,21 @@ class SpanPlace:
 @dataclass(slots=True, kw_only=True)
 class Span:
     name: str
-    place: SpanPlace
     parent: SpanPlace | None
     began_ns: int
     ended_ns: int = 0
     error: str = ""
     """Why it failed; empty: it did not."""
     attributes: dict[str, Attribute] = field(default_factory=dict[str, Attribute])
+    _place: SpanPlace | None = None
+
+    @property
+    def place(self) -> SpanPlace:
+        """Made when somebody asks for it: most requests end without a log line, a job or an exporter."""
+        if self._place is None:
+            ids = os.urandom(24).hex()
+            self._place = SpanPlace(self.parent.trace_id if self.parent else ids[:32], ids[32:])
+        return self._place
 
     def note(self, **attributes: Attribute | None) -> None:
         """Add what is not None."""
@@ -57,7 +65,7 @@ class Exporter(Protocol):
         ...
 
 
-_current: ContextVar[SpanPlace | None] = ContextVar("harena_trace", default=None)
+_current: ContextVar[Span | None] = ContextVar("harena_trace", default=None)
 _exporter: Exporter | None = None
 
 
@@ -68,12 +76,13 @@ def export_to(exporter: Exporter | None) -> None:
 
 def current() -> SpanPlace | None:
     """Where this thread or task is now."""
-    return _current.get()
+    span = _current.get()
+    return span.place if span is not None else None
 
 
 def traceparent() -> str:
     """How others continue this trace; empty outside of any."""
-    place = _current.get()
+    place = current()
     return place.traceparent() if place is not None else ""
 
 
@@ -86,10 +95,9 @@ def parse(traceparent: str) -> SpanPlace | None:
 def span(name: str, *, parent: SpanPlace | None = None, **attributes: Attribute | None) -> Generator[Span]:
     """Everything in the block belongs to a new span, below `parent` or else below the current one; without either a new
     trace begins."""
-    parent = parent or _current.get()
-    made = _new(name, parent, time.time_ns())
+    made = Span(name=name, parent=parent or current(), began_ns=time.time_ns())
     made.note(**attributes)
-    token = _current.set(made.place)
+    token = _current.set(made)
     try:
         yield made
     except BaseException as error:
@@ -104,20 +112,11 @@ def record(
     name: str, *, parent: SpanPlace, began_ns: int, ended_ns: int, error: str = "", **attributes: Attribute | None
 ) -> SpanPlace:
     """Report what has happened already, elsewhere."""
-    made = _new(name, parent, began_ns)
+    made = Span(name=name, parent=parent, began_ns=began_ns)
     made.error = error[:MAX_TEXT]
     made.note(**attributes)
     _end(made, ended_ns)
     return made.place
-
-
-def _new(name: str, parent: SpanPlace | None, began_ns: int) -> Span:
-    if parent is None:
-        ids = os.urandom(24).hex()
-        place = SpanPlace(ids[:32], ids[32:])
-    else:
-        place = SpanPlace(parent.trace_id, os.urandom(8).hex())
-    return Span(name=name, place=place, parent=parent, began_ns=began_ns)
 
 
 def _end(span: Span, ended_ns: int) -> None:

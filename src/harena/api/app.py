@@ -150,5 +150,6 @@ def create_app(
         audit=functools.partial(audit.record, arena.settings.data),
         clock=clock,
         shared=shared,
+        kept=functools.partial(boards.kept, api),
     )
     return app

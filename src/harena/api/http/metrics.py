@@ -61,6 +61,7 @@ class Metrics:
         self.request_duration = Histogram(
             "http_request_duration_seconds", "Until the end of the answer.", ["route"], buckets=REQUEST_S, registry=own
         )
+        self._of_requests: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self.limited = Counter("http_requests_limited", "Requests refused for their number.", registry=own)
         self.streams = Gauge("event_streams_open", "Open server-sent event streams.", registry=own)
         self.matches = Counter("harena_matches", "Matches ended, by state.", ["env_id", "state"], registry=own)
@@ -78,6 +79,16 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+    def count_request(self, method: str, route: str, status: int, took_s: float) -> None:
+        """Methods, routes and statuses are few, and to find a counter by its labels takes longer than to count."""
+        key = method, route, status
+        found = self._of_requests.get(key)
+        if found is None:
+            found = self.requests.labels(*key), self.request_duration.labels(route)
+            self._of_requests[key] = found
+        found[0].inc()
+        found[1].observe(took_s)
 
     # ---- what is watched ----
 

@@ -14,11 +14,12 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harena import trace
@@ -115,8 +116,10 @@ class Gate:
         audit: Callable[..., None] = lambda *_, **__: None,
         clock: Callable[[], float] = time.monotonic,
         shared: SharedLimits | None = None,
+        kept: Callable[[Scope, Mapping[bytes, bytes]], tuple[str, Response] | None] = lambda scope, headers: None,
     ) -> None:
-        """`audit(who, what, **more)` is told of every request by which a host changes something."""
+        """`audit(who, what, **more)` is told of every request by which a host changes something. `kept` may know the
+        answer to a GET already, and its route."""
         self.app = app
         self.audit = audit
         self.hosts = Hosts(hosts)
@@ -128,6 +131,7 @@ class Gate:
         }
         self._buckets = {name: Buckets(rate, clock) for name, rate in rates.items()}
         self._shared = shared
+        self._kept = kept
         self._addresses: dict[str, tuple[str, bool]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,6 +148,11 @@ class Gate:
     async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         try:
             await self._admit(scope, exchange)
+            known = self._kept(scope, exchange.headers) if exchange.method == "GET" else None
+            if known is not None:
+                exchange.route, answer = known
+                await answer(scope, receive, exchange.send)
+                return
             if exchange.method not in SAFE:
                 receive = await self._body(scope, exchange, receive)
             await self.app(scope, receive, exchange.send)
@@ -224,16 +233,18 @@ class Gate:
 
     def _record(self, scope: Scope, exchange: _Exchange, span: trace.Span) -> None:
         took_s = time.perf_counter() - exchange.began
-        route = getattr(scope.get("route"), "path", "other")
+        route = exchange.route or getattr(scope.get("route"), "path", "other")
         method = exchange.method if exchange.method in _METHODS else "OTHER"
         span.name = f"{method} {route}"
-        span.note(request_id=exchange.request_id)
-        span.attributes |= {"http.request.method": method, "http.route": route}
-        span.attributes["http.response.status_code"] = exchange.status
+        span.attributes |= {
+            "request_id": exchange.request_id,
+            "http.request.method": method,
+            "http.route": route,
+            "http.response.status_code": exchange.status,
+        }
         if exchange.status >= 500:
             span.error = f"status {exchange.status}"
-        self.metrics.requests.labels(method, route, exchange.status).inc()
-        self.metrics.request_duration.labels(route).observe(took_s)
+        self.metrics.count_request(method, route, exchange.status, took_s)
         host = scope["state"].get("host")
         if host and exchange.method not in SAFE:
             self._audited(scope, exchange, host)
@@ -298,6 +309,8 @@ class _Exchange:
         given = self.header(b"x-request-id")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         self.status = 0
+        self.route = ""
+        """Where the answer was known before the request was routed; else empty."""
         self.failed = False
         self.body: _Body | None = None
         self._send = send
