@@ -54,7 +54,8 @@ class BoardRepository:
     def size(self, env_id: str, *, kind: SubmissionKind = SubmissionKind.VERIFIED, where: Filter | None = None) -> int:
         """Entries that `leaderboard` would give without a limit."""
         where = where or Filter()
-        entries = board_query(env_id, kind, where, Sort.SCORE_DESC, few=self._few(where.user)).order_by(None)
+        few = self._few(where.user)
+        entries = board_query(env_id, kind, where, Sort.SCORE_DESC, few=few, all_of_them=True).order_by(None)
         row = self._database.row(entries.with_only_columns(sa.func.count().label("n"), maintain_column_froms=True))
         return row["n"] if row else 0
 
@@ -167,16 +168,20 @@ def board_query(
     *,
     crowded: bool = False,
     few: Sequence[str] | None = None,
+    all_of_them: bool = False,
 ) -> sa.Select[*tuple[Any, ...]]:
     """Says to the planner, who does not know how many rows a filter leaves, which index to take: a column plus 0 is in
     none. One owner has few entries, so these are sorted; of a crowded range, or of owners with a common name, the first
-    50 in order are soon found. `few`: the owners that the filter names, if they are not very many."""
+    50 in order are soon found. `few`: the owners that the filter names, if they are not very many.
+    `all_of_them`: for a count."""
     by_score, alone = Sort(sort) is Sort.SCORE_DESC, few is not None
     score = board.c.score + 0 if alone or (crowded and not by_score) else board.c.score
     at = board.c.at + 0 if alone or (crowded and by_score) else board.c.at
     query = _ENTRIES.where(board.c.env_id == env_id, board.c.kind == SubmissionKind(kind))
     if few is not None:
         query = query.where(board.c.owner_id.in_(few))
+    elif where.user is not None and all_of_them:
+        query = query.where(board.c.owner_id.in_(sa.select(owners.c.id).where(named(owners.c.name, where.user))))
     elif where.user is not None:
         # Not EXISTS: PostgreSQL would make a join of it and read everything that these owners have.
         theirs = sa.select(named(owners.c.name, where.user)).where(owners.c.id == board.c.owner_id)
