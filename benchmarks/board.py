@@ -46,6 +46,11 @@ QUERIES: dict[str, tuple[Filter, Sort]] = {
 }
 
 
+FILTERED = [
+    name for name, (where, _) in QUERIES.items() if where.user or where.algorithm or where.dates != (None, None)
+]
+
+
 def entries(rows: int) -> Iterator[list[dict[str, Any]]]:
     rng = random.Random(4)
     for start in range(0, rows, BATCH):
