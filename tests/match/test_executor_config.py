@@ -219,5 +219,5 @@ def test_the_shipped_environment_names_known_variables() -> None:
     lines = (Path(__file__).parents[2] / ".env.example").read_text().splitlines()
     names = {line.lstrip("# ").partition("=")[0] for line in lines if "=" in line}
     assert {"EXECUTOR_HOST", "EXECUTOR_PORT", "CONFIG_PATH", "LOG_LEVEL"} <= names
-    composed = {"DB_USER", "DB_PASSWORD"}  # only the compose file reads these
+    composed = {"COMPOSE_PROJECT_NAME", "DB_USER", "DB_PASSWORD"}  # only the compose file reads these
     assert names <= {*match_variables.VARIABLES, *arena_variables.VARIABLES, *composed}

@@ -21,15 +21,18 @@ class DockerDaemon:
     def command(self, *arguments: str) -> list[str]:
         return ["docker", "-H", self.address, *arguments]
 
-    def docker(self, *arguments: str, input: bytes = b"", check: bool = True) -> str:
-        done = subprocess.run(self.command(*arguments), input=input, capture_output=True, timeout=120, check=False)
+    def docker(self, *arguments: str, input: bytes = b"", check: bool = True, timeout_s: float = 120) -> str:
+        done = subprocess.run(
+            self.command(*arguments), input=input, capture_output=True, timeout=timeout_s, check=False
+        )
         assert not check or done.returncode == 0, done.stderr.decode()
         return done.stdout.decode()
 
 
 @contextlib.contextmanager
-def docker_daemon(folder: Path) -> Generator[DockerDaemon]:
-    """Skips the test where no daemon can be started."""
+def docker_daemon(folder: Path, *, storage: str = "vfs") -> Generator[DockerDaemon]:
+    """Skips the test where no daemon can be started. `storage`: vfs works on every file system, and copies each layer
+    as a whole; overlay2 does neither."""
     if os.geteuid() != 0:
         pytest.skip("host: not root")
     for program in ("dockerd", "docker"):
@@ -37,7 +40,14 @@ def docker_daemon(folder: Path) -> Generator[DockerDaemon]:
             pytest.skip(f"no {program}: apt-get install docker.io, and docker-cli where Debian has it")
     address = f"unix://{folder}/socket"
     with open(folder / "log", "wb") as log:
-        options = ["--storage-driver=vfs", "--iptables=false", "--ip6tables=false", "--bridge=none", "-H", address]
+        options = [
+            f"--storage-driver={storage}",
+            "--iptables=false",
+            "--ip6tables=false",
+            "--bridge=none",
+            "-H",
+            address,
+        ]
         places = [f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
         daemon = subprocess.Popen(["dockerd", *options, *places], stdout=log, stderr=log)
     try:

@@ -19,12 +19,12 @@ OF_PIP = {"INSTALLER", "REQUESTED", "RECORD", "direct_url.json"}
 def fill(folder: Path) -> None:
     folder.mkdir(parents=True)
     for distribution in [*podimage.closure("harena", EXTRAS), importlib.metadata.distribution("pip")]:
-        _pack(distribution, folder)
+        pack(distribution, folder)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], check=True, timeout=300)
 
 
-def _pack(distribution: importlib.metadata.Distribution, folder: Path) -> None:
+def pack(distribution: importlib.metadata.Distribution, folder: Path) -> None:
     """Undo an installation. Scripts are left out: pip makes those of entry points anew."""
     wheel = distribution.read_text("WHEEL") or ""
     tag = next(line.split()[1] for line in wheel.splitlines() if line.startswith("Tag:"))

@@ -41,6 +41,16 @@ def test_compose_gives_nobody_privileges_and_knows_no_default_password():
     assert COMPOSE["services"]["postgres"]["networks"] == ["inside"]
 
 
+def test_only_the_worker_of_compose_runs_agents_and_gets_what_boxes_need():
+    arena, worker = COMPOSE["services"]["arena"], COMPOSE["services"]["worker"]
+    assert "--no-workers" in arena["command"]
+    assert "security_opt" not in arena
+    assert {option.partition("=")[0] for option in worker["security_opt"]} == {"seccomp", "systempaths"}
+    assert worker["networks"] == ["inside"]
+    assert (worker["image"], worker["cap_drop"]) == (arena["image"], ["ALL"])
+    assert worker["depends_on"]["arena"] == {"condition": "service_healthy"}, "it makes the secret that they share"
+
+
 def test_compose_mounts_and_builds_from_files_that_are_there():
     for service in COMPOSE["services"].values():
         for volume in service.get("volumes", []):
