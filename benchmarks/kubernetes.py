@@ -33,6 +33,8 @@ from harena.kube.api import KubeApi, path
 
 BURST = 20
 WAIT_S = 180.0
+LIGHT = {"spec": {"containers": [{"name": "sidecar", "resources": {"requests": {"cpu": "10m"}}}]}}
+"""Twice the burst fits on a node of two cores."""
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -112,8 +114,10 @@ def first_result(url: str) -> None:
 def measure(image: str, rounds: int, burst: int) -> dict[str, float]:
     found: dict[str, float] = {}
     with Cluster(image) as cluster:
-        warm, cold = cluster.pool("warm", replicas=burst), cluster.pool("cold", replicas=0)
-        many = cluster.pool("many", replicas=1, boxesPerPod=64)
+        warm, cold = (
+            cluster.pool(name, replicas=count, template=LIGHT) for name, count in (("warm", burst), ("cold", 0))
+        )
+        many = cluster.pool("many", replicas=1, boxesPerPod=64, template=LIGHT)
         first_result(warm)
         cold_times, warm_times = [], []
         for _ in range(rounds):
