@@ -164,7 +164,7 @@ def test_hidden_replays_are_not_shown_while_the_season_runs(client, arena, new_k
 def test_ids_that_are_none_are_not_found(client, path, bad):
     answer = client.get(path.format(bad))
     assert answer.status_code == 404
-    assert answer.json().keys() == {"code", "detail", "hint", "request_id"}
+    assert answer.json().keys() == {"code", "detail", "hint", "request_id", "trace_id"}
 
 
 def test_two_strangers_of_one_name_have_rows_and_quotas_of_their_own(new_arena):

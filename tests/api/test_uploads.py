@@ -177,7 +177,7 @@ def test_what_is_no_form_is_refused(small, content_type):
     with small.client() as client:
         refused = client.post("/v1/submissions", content=body, headers={"Content-Type": content_type})
     assert refused.status_code in (415, 422)
-    assert refused.json().keys() == {"code", "detail", "hint", "request_id"}
+    assert refused.json().keys() == {"code", "detail", "hint", "request_id", "trace_id"}
 
 
 @pytest.mark.parametrize(

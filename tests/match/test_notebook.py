@@ -10,7 +10,7 @@ import pytest
 
 from harena import notebook, schema
 from harena.match import registry
-from harena.match.evaluate import Evaluation
+from harena.match.evaluate import AgentEvaluation
 from harena.match.replay.replay import Replay, ReplayFrame, ReplayRecorder
 from harena.match.result import MatchResult, MatchStatus, SeatResult, SeatStatus
 from harena.match.series.contest import Contest, Finished
@@ -53,11 +53,11 @@ def result() -> MatchResult:
     )
 
 
-def evaluation() -> Evaluation:
+def evaluation() -> AgentEvaluation:
     pairing = Pairing(seats=(0, 1), seed=1, round=1, number=0)
     contest = Contest(Fixed(2, [pairing]), lambda pairing: None)  # type: ignore[arg-type, return-value]
     contest.games.append(Finished(pairing, result()))
-    return Evaluation(ATTACK, [ATTACK, "b"], contest, 1)
+    return AgentEvaluation(ATTACK, [ATTACK, "b"], contest, 1)
 
 
 def board() -> schema.Board:
