@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ READY = """read init; echo '{"ready": true}'; read reset; read act\n"""
     [
         ("sleep 1000", "timeout", "no line arrived within"),
         (READY + "sleep 1000", "timeout", "no line arrived within"),
-        (READY + "while :; do :; done", "timeout", "no line arrived within"),
+        (READY + "while :; do :; done", "timeout", "no line arrived within|of processor time"),
         ("while :; do echo x; done", "protocol", "not JSON"),
         ("cat /dev/zero", "protocol", "a line of more than"),
         ("while :; do echo flood of words on the log >&2; done", "output", "it printed more than"),
@@ -206,7 +207,7 @@ def test_a_hostile_entrypoint_loses(images: ImageAgents, script: str, status: st
     start = 3.0 if script == "sleep 1000" else 30.0
     found = fault(agent, clock=Clock(start_s=start, move_s=1.0 if status == "timeout" else 10.0), output_bytes=100_000)
     assert found[0].value == status, found
-    assert reason in found[1], found
+    assert re.search(reason, found[1]), found
 
 
 @pytest.mark.parametrize(
