@@ -19,6 +19,7 @@ import pytest
 from harena import (
     BoxClosed,
     BoxError,
+    BoxLost,
     Clocks,
     Limits,
     QueueTimeout,
@@ -29,6 +30,7 @@ from harena import (
     StartTimeout,
 )
 from harena.backends.local import backend as local
+from harena.backends.local.launch import cgroups
 from support.leaks import (
     alive,
     boxes_of,
@@ -245,6 +247,25 @@ def test_pools_leave_no_descriptor_process_or_trace() -> None:
     assert settle(keepers, 0) == 0
     assert leaked(before) == []
     assert boxes_of(os.getpid()) == boxes
+
+
+def test_a_box_that_ends_before_it_is_configured_is_lost_and_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send = local.NamespaceEnclosure._send_config
+
+    def too_late(self: local.NamespaceEnclosure, channel: Any, body: bytes) -> None:
+        for folder in self._cgroups:
+            cgroups.remove(folder)
+        if not self._cgroups or any(folder.exists() for folder in self._cgroups):
+            pytest.skip("host: boxes have no cgroup of their own that can be removed")
+        send(self, channel, body)
+
+    monkeypatch.setattr(local.NamespaceEnclosure, "_send_config", too_late)
+    with pytest.raises(BoxLost, match="ended before it was configured") as lost:
+        Sandbox()
+    assert lost.value.retry is Retry.SAFE
+    assert settle(keepers, 0) == 0
 
 
 def kill(processes: set[tuple[int, str]]) -> None:

@@ -32,7 +32,7 @@ from harena.backends.local.channel import Channel
 from harena.backends.local.launch import bubblewrap, cgroups, image, plan, registry, users
 from harena.backends.local.policy import seccomp
 from harena.backends.local.requirements.store import Held, PackageStore
-from harena.errors import BoxLost, IsolationUnavailable, StartTimeout, Unsupported, WireError
+from harena.errors import BoxLost, IsolationUnavailable, Retry, StartTimeout, Unsupported, WireError
 from harena.sandbox.backend import Capabilities
 from harena.sandbox.spec import WORKSPACE, Limits, Spec, default_isolation
 from harena.terminal import safe
@@ -441,7 +441,11 @@ class NamespaceEnclosure:
         with contextlib.ExitStack() as stack:
             fds: list[int] = []
             for folder in self._cgroups:
-                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                except FileNotFoundError:  # removed by the keeper of a box that has ended
+                    text = f"box {self.id} ended before it was configured"
+                    raise BoxLost(text, retry=Retry.SAFE) from None
                 stack.callback(os.close, fd)
                 fds.append(fd)
             answer = channel.request(wire.Op.CONFIG, body, tuple(fds), timeout_s=self._start_s)
