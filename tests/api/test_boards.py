@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -112,6 +113,49 @@ def test_an_etag_saves_the_body_until_the_board_changes(client, arena):
         arena.store.submissions.move(submission_id, Event.START)
         arena.store.submissions.rank(submission_id, EvaluationOutcome(score=77.0))
     settled(lambda: client.get(f"/v1/boards?env_id={ENV}", headers=tag).status_code, 200)
+
+
+def counted(client):
+    """How many reads of boards were counted, by the counters that a host sees."""
+    found = re.search(r'http_requests_total{method="GET",route="/v1/boards",status="200"} (\S+)', metrics(client))
+    return float(found[1]) if found else 0.0
+
+
+def metrics(client):
+    return client.app.state.api.metrics.text().decode()
+
+
+@pytest.fixture
+def kept(client, app):
+    """The path of a board that the gate answers by itself."""
+    path = f"/v1/boards?env_id={ENV}"
+    client.get(path)
+    assert app.state.api.boards.kept("/v1/boards", f"env_id={ENV}".encode()) is not None
+    return path
+
+
+def test_a_kept_board_passes_the_gate_as_every_answer_does(client, kept):
+    before = counted(client)
+    found = client.get(kept)
+    assert counted(client) == before + 1
+    other = client.get("/v1/environments")
+    assert {*other.headers} <= {*found.headers} | {"etag", "cache-control"}
+    assert client.get(kept, headers={"Host": "evil.example"}).status_code == 421
+    assert client.get(kept, headers=bearer("hrn_" + "x" * 40)).status_code == 401
+    assert client.get(f"{kept}&unknown=1").status_code == 422
+
+
+def test_a_kept_board_that_is_made_private_is_gone_at_once(client, admin, kept):
+    def make(access):
+        body = {"env_id": ENV, "access": access}
+        assert client.put("/v1/admin/environments", json=body, headers=bearer(admin)).status_code == 200
+
+    make("private")
+    try:
+        assert client.get(kept).status_code == 404
+    finally:
+        make("public")
+    assert client.get(kept).status_code == 200
 
 
 def test_dates_are_moments_or_whole_days(client, arena):
